@@ -1,0 +1,11 @@
+#pragma once
+
+/// The whole public API.
+#include <muon/algorithm.h>
+#include <muon/groups.h>
+#include <muon/matrix.h>
+#include <muon/optimizer.h>
+#include <muon/orthogonalize.h>
+#include <muon/schedule.h>
+#include <muon/step.h>
+#include <muon/version.h>

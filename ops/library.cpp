@@ -1,0 +1,213 @@
+// Every op of libmuon: schemas first, then what implements them.
+// The op arguments are documented with the functions of <muon/step.h> and
+// <muon/algorithm.h> that they call.
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <muon/algorithm.h>
+#include <muon/kernels/device.h>
+#include <muon/orthogonalize.h>
+#include <muon/step.h>
+#include <muon/version.h>
+
+#include "algorithm/stages.h"
+#include "functional.h"
+
+TORCH_LIBRARY(muon, m) {
+  m.def("version() -> str");
+  m.def("build_info() -> str");
+
+  // The functional core.
+  m.def("orthogonalize(Tensor x, str spec, float eps) -> Tensor");
+  m.def(
+      "step_(int plan, Tensor(a!)[] params, Tensor?[] grads, Tensor(b!)[] state, Tensor hyper, *, "
+      "Tensor? grad_scale=None, Tensor? found_inf=None, Tensor(c!)? skipped=None) -> ()");
+  m.def(
+      "muon_(Tensor(a!)[] params, Tensor?[] grads, Tensor(b!)[] momentum_buffers, Tensor hyper, str spec) -> ()");
+
+  // Plans and what a shell asks about them.
+  m.def("create_plan(Tensor[] params, int[] groups, str[] specs, str[] names) -> int");
+  m.def("free_plan(int plan) -> ()");
+  m.def("explain_plan(int plan) -> str");
+  // Each text of state_layout is "name kind sizes": kind is "param" (the parameter's strides, dtype by
+  // `state_dtype`) or "float32"; sizes by commas, "-" for a 0-d tensor. matrix_shapes is (batch, rows, cols)
+  // a block, schedule_coefficients (a, b, c) a step.
+  m.def("state_layout(str spec, int[] sizes, str name) -> str[]");
+  m.def("matrix_shapes(str spec, int[] sizes, str name) -> int[]");
+  m.def("shape_factors(str spec, int[] sizes, str name) -> float[]");
+  m.def("schedule_names() -> str[]");
+  m.def("schedule_coefficients(str spec) -> float[]");
+  m.def("registered_algorithms() -> str[]");
+  m.def("is_elementwise(str algorithm) -> bool");
+
+  // Stages of the algorithms (contract: <muon/algorithm.h>).
+  m.def(
+      "accumulate_(Tensor[] grads, Tensor(a!)[] state, Tensor(b!)[] matrices, Tensor hyper, int[] groups, "
+      "Tensor? grad_scale) -> ()");
+  m.def("orthogonalize_(Tensor(a!) matrices, Tensor hyper, int[] groups, str spec) -> ()");
+  m.def("normuon_(Tensor(a!)[] matrices, Tensor(b!)[] state, Tensor hyper, int[] groups) -> ()");
+  m.def(
+      "apply_(Tensor(a!)[] params, Tensor[] matrices, Tensor hyper, int[] groups, float[] factors) -> ()");
+  m.def(
+      "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state, Tensor hyper, int[] groups, "
+      "Tensor? grad_scale, str spec) -> ()");
+}
+
+namespace muon {
+namespace {
+
+using c10::List;
+using Tensors = const List<std::optional<at::Tensor>>&;
+
+std::vector<at::Tensor> or_undefined(Tensors optional) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(optional.size());
+  for (const std::optional<at::Tensor>& tensor : optional) {
+    tensors.push_back(tensor.value_or(at::Tensor()));
+  }
+  return tensors;
+}
+
+void step_op(
+    std::int64_t plan,
+    at::TensorList params,
+    Tensors grads,
+    at::TensorList state,
+    const at::Tensor& hyper,
+    const std::optional<at::Tensor>& grad_scale,
+    const std::optional<at::Tensor>& found_inf,
+    const std::optional<at::Tensor>& skipped) {
+  step_(
+      plan, params, or_undefined(grads), state, hyper, grad_scale.value_or(at::Tensor()),
+      found_inf.value_or(at::Tensor()), skipped.value_or(at::Tensor()));
+}
+
+void muon_op(
+    at::TensorList params,
+    Tensors grads,
+    at::TensorList momentum_buffers,
+    const at::Tensor& hyper,
+    std::string_view spec) {
+  muon_(params, or_undefined(grads), momentum_buffers, hyper, spec);
+}
+
+at::Tensor orthogonalize_op(const at::Tensor& x, std::string_view spec_text, double eps) {
+  GroupSpec spec = parse_group_spec(spec_text);
+  spec.orthogonalize.eps = eps;
+  return spec.layout == MatrixLayout{} ? orthogonalize(x, spec.orthogonalize)
+                                       : orthogonalize(x, spec.orthogonalize, spec.layout);
+}
+
+at::Tensor orthogonalize_meta(const at::Tensor& x, std::string_view, double) {
+  return at::empty_like(x);
+}
+
+std::vector<GroupSpec> parse_all(const std::vector<std::string>& texts) {
+  std::vector<GroupSpec> specs;
+  for (const std::string& text : texts) {
+    specs.push_back(parse_group_spec(text));
+  }
+  return specs;
+}
+
+std::int64_t create_plan_op(
+    at::TensorList params,
+    at::IntArrayRef groups,
+    const std::vector<std::string>& specs,
+    const std::vector<std::string>& names) {
+  return create_plan(params, groups, parse_all(specs), names);
+}
+
+std::vector<std::string> state_layout_op(std::string_view spec, at::IntArrayRef sizes, std::string_view name) {
+  std::vector<std::string> texts;
+  for (const StateTensor& state : state_layout(parse_group_spec(spec), sizes, name)) {
+    const std::string dims = state.sizes.empty() ? "-" : c10::Join(",", state.sizes);
+    texts.push_back(c10::str(state.name, state.like_param ? " param " : " float32 ", dims));
+  }
+  return texts;
+}
+
+std::vector<std::int64_t> matrix_shapes_op(std::string_view spec, at::IntArrayRef sizes, std::string_view name) {
+  std::vector<std::int64_t> flat;
+  for (const MatrixShape& shape : matrix_shapes(sizes, parse_group_spec(spec).layout, name)) {
+    flat.insert(flat.end(), {shape.batch, shape.rows, shape.cols});
+  }
+  return flat;
+}
+
+std::vector<double> shape_factors_op(std::string_view spec_text, at::IntArrayRef sizes, std::string_view name) {
+  const GroupSpec spec = parse_group_spec(spec_text);
+  std::vector<double> factors;
+  for (const MatrixShape& shape : matrix_shapes(sizes, spec.layout, name)) {
+    factors.push_back(shape_factor(spec.adjust_lr, shape.rows, shape.cols));
+  }
+  return factors;
+}
+
+std::vector<double> schedule_coefficients_op(std::string_view spec_text) {
+  const OrthogonalizeOptions options = parse_group_spec(spec_text).orthogonalize;
+  std::vector<double> flat;
+  for (const Coefficients& row : options.schedule.take(options.steps)) {
+    flat.insert(flat.end(), row.begin(), row.end());
+  }
+  return flat;
+}
+
+std::string version_op() {
+  return MUON_VERSION;
+}
+
+std::string build_info_op() {
+  return kernels::build_description();
+}
+
+bool is_elementwise_op(std::string_view algorithm) {
+  return find_algorithm(algorithm).is_elementwise();
+}
+
+void register_device(torch::Library& m) {
+  m.impl("orthogonalize", &orthogonalize_op);
+  m.impl("step_", &step_op);
+  m.impl("muon_", &muon_op);
+  m.impl("create_plan", &create_plan_op);
+  m.impl("accumulate_", &detail::accumulate_);
+  m.impl("orthogonalize_", &detail::orthogonalize_stage_);
+  m.impl("normuon_", &detail::normuon_);
+  m.impl("apply_", &detail::apply_);
+  m.impl("adam_", &detail::adam_);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(muon, CPU, m) {
+  register_device(m);
+}
+
+TORCH_LIBRARY_IMPL(muon, CUDA, m) {
+  register_device(m);
+}
+
+TORCH_LIBRARY_IMPL(muon, Meta, m) {
+  m.impl("orthogonalize", &orthogonalize_meta);
+}
+
+// No tensors among the arguments: one implementation whatever the device.
+TORCH_LIBRARY_IMPL(muon, CompositeExplicitAutograd, m) {
+  m.impl("version", &version_op);
+  m.impl("build_info", &build_info_op);
+  m.impl("free_plan", &free_plan);
+  m.impl("explain_plan", &explain_plan);
+  m.impl("state_layout", &state_layout_op);
+  m.impl("matrix_shapes", &matrix_shapes_op);
+  m.impl("shape_factors", &shape_factors_op);
+  m.impl("schedule_names", &schedule_names);
+  m.impl("schedule_coefficients", &schedule_coefficients_op);
+  m.impl("registered_algorithms", &registered_algorithms);
+  m.impl("is_elementwise", &is_elementwise_op);
+}
+
+} // namespace muon

@@ -1,0 +1,3 @@
+"""The extension module: importing it registers `torch.ops.muon`."""
+
+__file__: str

@@ -1,0 +1,23 @@
+"""The Muon optimizer family: C++ on LibTorch, used as any torch optimizer."""
+
+import torch as _torch
+
+from libmuon import _C as _C  # registers torch.ops.muon
+from libmuon._build import cmake_prefix_path
+from libmuon.functional import orthogonalize, schedules, step_
+from libmuon.groups import group_parameters
+from libmuon.optimizer import Muon
+from libmuon.trainer import MuonFactory
+
+__version__: str = _torch.ops.muon.version()
+
+__all__ = [
+    "Muon",
+    "MuonFactory",
+    "__version__",
+    "cmake_prefix_path",
+    "group_parameters",
+    "orthogonalize",
+    "schedules",
+    "step_",
+]

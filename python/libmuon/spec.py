@@ -1,0 +1,158 @@
+"""How a parameter group crosses into the core: a spec text, a row of numbers, state slots.
+
+The contract is in ``include/muon/step.h``: `parse_group_spec`, `Hyper`, `state_layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from libmuon.options import Group, is_elementwise
+
+# What shapes the plan; `spec_text` is a function of these alone.
+SPEC_OPTIONS = (
+    "algorithm",
+    "rows",
+    "cols",
+    "flatten",
+    "batch_dims",
+    "complex_dim",
+    "split_sizes",
+    "num_heads",
+    "split_dim",
+    "adjust_lr_fn",
+    "ns_coefficients",
+    "ns_steps",
+    "normalization",
+    "norm_factor",
+    "compute_dtype",
+    "form",
+    "batch_size",
+    "foreach",
+    "nonfinite",
+    "amsgrad",
+)
+# What is read at every step.
+HYPER_OPTIONS = (
+    "lr",
+    "weight_decay",
+    "momentum",
+    "eps",
+    "lr_multiplier",
+    "betas",
+    "muon_beta2",
+    "nesterov",
+    "maximize",
+    "cautious",
+    "momentum_form",
+    "decay_lr",
+)
+
+
+def spec_text(group: Group) -> str:
+    """The group's structural options as `muon::parse_group_spec` reads them."""
+    algorithm = group["algorithm"]
+    items: dict[str, Any] = {"algorithm": algorithm, "nonfinite": group["nonfinite"]}
+    if is_elementwise(algorithm):
+        items["amsgrad"] = group.get("amsgrad", False)
+        items["decoupled"] = algorithm != "adam"
+        return _joined(items)
+    for name in ("rows", "cols", "batch_dims", "split_sizes", "num_heads"):
+        if group[name] is not None:
+            items[name] = group[name]
+    items |= {
+        "flatten": group["flatten"],
+        "complex_dim": group["complex_dim"] is not None,
+        "split_dim": group["split_dim"],
+        "adjust_lr": group["adjust_lr_fn"] or "original",
+        **_schedule(group["ns_coefficients"]),
+        "steps": group["ns_steps"],
+        "compute_dtype": group["compute_dtype"],
+        "form": group["form"],
+        "batch_size": 1 if group["foreach"] is False else group["batch_size"] or 0,
+    }
+    for name in ("normalization", "norm_factor"):
+        if group[name] is not None:
+            items[name] = group[name]
+    return _joined(items)
+
+
+def _schedule(ns_coefficients: str | tuple[Any, ...]) -> dict[str, Any]:
+    if isinstance(ns_coefficients, str):
+        return {"schedule": ns_coefficients}
+    triples = ns_coefficients if isinstance(ns_coefficients[0], tuple) else (ns_coefficients,)
+    return {"coefficients": [float(value) for triple in triples for value in triple]}
+
+
+def _joined(items: dict[str, Any]) -> str:
+    return ";".join(f"{key}={_text(value)}" for key, value in items.items())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, list | tuple):
+        return ",".join(map(_text, value))
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def hyper_values(group: Group) -> tuple[Any, ...]:
+    """The values of `HYPER_OPTIONS` as they are now, tensors read."""
+    values = map(group.get, HYPER_OPTIONS)
+    return tuple([v.item() if isinstance(v, Tensor) else v for v in values])
+
+
+def hyper_row(values: Sequence[Any]) -> list[float]:
+    """The columns of `muon::Hyper` from `hyper_values`."""
+    *numbers, betas, muon_beta2, nesterov, maximize, cautious, form, decay_lr = values
+    return [
+        *numbers,
+        *(betas or (0.9, 0.95)),
+        0.95 if muon_beta2 is None else muon_beta2,
+        float(nesterov),
+        float(maximize),
+        float(cautious),
+        float(form == "heavy_ball"),
+        float(decay_lr == "adjusted"),
+    ]
+
+
+class Slot(NamedTuple):
+    """One state tensor of one parameter."""
+
+    name: str
+    like_param: bool  # the parameter's strides, dtype by `state_dtype`; float32 otherwise
+    sizes: tuple[int, ...]
+
+    def create(self, param: Tensor, dtype: torch.dtype) -> Tensor:
+        """The slot's initial value, zero. A 0-d slot (a step count) lives on the CPU."""
+        if self.like_param:
+            return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+        device = param.device if self.sizes else torch.device("cpu")
+        return torch.zeros(self.sizes, dtype=torch.float32, device=device)
+
+
+def state_slots(spec: str, param: Tensor, name: str) -> list[Slot]:
+    """The state that a spec's algorithm keeps for a parameter, in the core's order."""
+    slots = []
+    for text in torch.ops.muon.state_layout(spec, list(param.shape), name):
+        key, kind, sizes = text.split(" ")
+        shape = () if sizes == "-" else tuple(map(int, sizes.split(",")))
+        slots.append(Slot(key, kind == "param", shape))
+    return slots
+
+
+_COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
+
+
+def state_dtype(group: Group, param: Tensor) -> torch.dtype:
+    """The dtype of a parameter's momentum or moments: `state_dtype`, else the gradient's."""
+    choice = group["state_dtype"]
+    if choice is None:
+        return (param if param.grad is None else param.grad).dtype
+    dtype: torch.dtype = getattr(torch, choice)
+    return _COMPLEX.get(dtype, torch.complex64) if param.is_complex() else dtype

@@ -1,0 +1,152 @@
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/view_as_real.h>
+
+#include "algorithm/hyper.h"
+#include "algorithm/stages.h"
+
+namespace muon::detail {
+namespace {
+
+struct AdamTensors {
+  at::Tensor param;
+  at::Tensor grad;
+  at::Tensor exp_avg;
+  at::Tensor exp_avg_sq;
+  at::Tensor step;
+  at::Tensor max_exp_avg_sq; // amsgrad only
+};
+
+struct AdamRule {
+  double lr;
+  double weight_decay;
+  double beta1;
+  double beta2;
+  double eps;
+  bool maximize;
+  bool amsgrad;
+  bool decoupled;
+
+  AdamRule(const HyperRow& hyper, const GroupSpec& spec)
+      : lr(hyper[Hyper::kLr] * hyper[Hyper::kLrMultiplier]),
+        weight_decay(hyper[Hyper::kWeightDecay]),
+        beta1(hyper[Hyper::kBeta1]),
+        beta2(hyper[Hyper::kBeta2]),
+        eps(hyper[Hyper::kEps]),
+        maximize(hyper.flag(Hyper::kMaximize)),
+        amsgrad(spec.amsgrad),
+        decoupled(spec.decoupled) {
+    // The multiplier scales the update alone; decoupled decay is lr * decay.
+    if (decoupled && hyper[Hyper::kLrMultiplier] != 0.0) {
+      weight_decay /= hyper[Hyper::kLrMultiplier];
+    }
+  }
+};
+
+at::Tensor real_view(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+}
+
+// torch's fused kernel reads all tensors of a parameter as one dense run.
+bool is_fusable(const AdamTensors& t) {
+  const auto matches = [&](const at::Tensor& other) {
+    return other.scalar_type() == t.param.scalar_type() && other.strides() == t.param.strides();
+  };
+  return t.param.is_non_overlapping_and_dense() && t.param.numel() > 0 && matches(t.grad) && matches(t.exp_avg) &&
+      matches(t.exp_avg_sq) && (!t.max_exp_avg_sq.defined() || matches(t.max_exp_avg_sq));
+}
+
+void fused_(const std::vector<AdamTensors>& tensors, const AdamRule& rule) {
+  if (tensors.empty()) {
+    return;
+  }
+  std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps;
+  for (const AdamTensors& t : tensors) {
+    params.push_back(t.param);
+    grads.push_back(t.grad);
+    exp_avgs.push_back(t.exp_avg);
+    exp_avg_sqs.push_back(t.exp_avg_sq);
+    steps.push_back(t.step.to(t.param.device()));
+    if (rule.amsgrad) {
+      max_exp_avg_sqs.push_back(t.max_exp_avg_sq);
+    }
+  }
+  const auto update = [&](auto fused) {
+    fused(
+        params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, rule.lr, rule.beta1, rule.beta2,
+        rule.weight_decay, rule.eps, rule.amsgrad, rule.maximize, std::nullopt, std::nullopt);
+  };
+  if (rule.decoupled) {
+    update([](auto&&... args) { at::_fused_adamw_(args...); });
+  } else {
+    update([](auto&&... args) { at::_fused_adam_(args...); });
+  }
+}
+
+// Any mix of dtypes and strides, computed in float32 or float64.
+void single_(const AdamTensors& t, const AdamRule& rule) {
+  const auto dtype = t.param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor p = t.param.to(dtype);
+  at::Tensor g = t.grad.to(dtype);
+  if (rule.maximize) {
+    g = g.neg();
+  }
+  if (rule.decoupled) {
+    p = p * (1.0 - rule.lr * rule.weight_decay);
+  } else if (rule.weight_decay != 0.0) {
+    g = g + p * rule.weight_decay;
+  }
+  const at::Tensor m = t.exp_avg.to(dtype) * rule.beta1 + g * (1.0 - rule.beta1);
+  const at::Tensor v = t.exp_avg_sq.to(dtype) * rule.beta2 + g * g * (1.0 - rule.beta2);
+  t.exp_avg.copy_(m);
+  t.exp_avg_sq.copy_(v);
+  at::Tensor second = v;
+  if (rule.amsgrad) {
+    t.max_exp_avg_sq.copy_(at::maximum(t.max_exp_avg_sq.to(dtype), v));
+    second = t.max_exp_avg_sq.to(dtype);
+  }
+  const double step = t.step.item<double>();
+  const double correction1 = 1.0 - std::pow(rule.beta1, step);
+  const double correction2 = std::sqrt(1.0 - std::pow(rule.beta2, step));
+  t.param.copy_(p - m / (second.sqrt() / correction2 + rule.eps) * (rule.lr / correction1));
+}
+
+} // namespace
+
+void adam_(
+    at::TensorList params,
+    at::TensorList grads,
+    at::TensorList state,
+    const at::Tensor& hyper,
+    at::IntArrayRef groups,
+    const std::optional<at::Tensor>& grad_scale,
+    std::string_view spec_text) {
+  const GroupSpec spec = parse_group_spec(spec_text);
+  const std::size_t slots = spec.amsgrad ? 4 : 3;
+  const double inverse = inverse_scale(grad_scale);
+  std::map<std::int64_t, std::vector<AdamTensors>> fusable; // by group
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const auto slot = [&](std::size_t k) { return real_view(state[i * slots + k]); };
+    // The caller's gradient is never written, so it is unscaled in a copy.
+    const at::Tensor grad = inverse == 1.0 ? real_view(grads[i]) : real_view(grads[i]) * inverse;
+    const AdamTensors tensors{
+        real_view(params[i]), grad, slot(0), slot(1), state[i * slots + 2], spec.amsgrad ? slot(3) : at::Tensor()};
+    tensors.step.add_(1);
+    if (is_fusable(tensors)) {
+      fusable[groups[i]].push_back(tensors);
+    } else {
+      single_(tensors, AdamRule(HyperRow(hyper, groups[i]), spec));
+    }
+  }
+  for (const auto& [group, tensors] : fusable) {
+    fused_(tensors, AdamRule(HyperRow(hyper, group), spec));
+  }
+}
+
+} // namespace muon::detail

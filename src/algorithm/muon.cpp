@@ -1,0 +1,24 @@
+#include <vector>
+
+#include "algorithm/hyper.h"
+#include "algorithm/stages.h"
+#include "orthogonalize/iteration.h"
+
+namespace muon::detail {
+
+void orthogonalize_stage_(
+    at::Tensor matrices,
+    const at::Tensor& hyper,
+    at::IntArrayRef groups,
+    std::string_view spec_text) {
+  std::vector<double> eps;
+  eps.reserve(groups.size());
+  for (const std::int64_t group : groups) {
+    eps.push_back(HyperRow(hyper, group)[Hyper::kEps]);
+  }
+  const GroupSpec spec = parse_group_spec(spec_text);
+  const c10::ScalarType dtype = matrices.scalar_type();
+  orthogonalize_(std::move(matrices), make_iteration(spec.orthogonalize, dtype), eps);
+}
+
+} // namespace muon::detail

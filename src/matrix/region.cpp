@@ -1,0 +1,342 @@
+#include "matrix/region.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include <ATen/ops/view_as_real.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+namespace muon::detail {
+namespace {
+
+using Dims = std::vector<std::int64_t>;
+
+// A layout with every dim spelled out.
+struct Roles {
+  Dims batch;
+  Dims rows;
+  Dims cols;
+};
+
+std::int64_t extent(at::IntArrayRef sizes, const Dims& dims) {
+  return std::accumulate(
+      dims.begin(), dims.end(), std::int64_t{1}, [&](std::int64_t product, std::int64_t dim) {
+        return product * sizes[static_cast<std::size_t>(dim)];
+      });
+}
+
+Dims range(std::int64_t begin, std::int64_t end) {
+  Dims dims(static_cast<std::size_t>(std::max<std::int64_t>(0, end - begin)));
+  std::iota(dims.begin(), dims.end(), begin);
+  return dims;
+}
+
+Dims normalize_dims(
+    const Dims& dims,
+    std::int64_t ndim,
+    const char* option,
+    std::string_view name) {
+  Dims result;
+  for (const std::int64_t dim : dims) {
+    TORCH_CHECK_VALUE(
+        dim >= -ndim && dim < ndim,
+        "muon: expected ", option, " to hold dims of a tensor with ", ndim, " matrix dims, got ", dim,
+        " (", name, ")");
+    result.push_back(dim < 0 ? dim + ndim : dim);
+  }
+  return result;
+}
+
+Dims all_but(std::int64_t ndim, const Dims& taken) {
+  Dims rest;
+  for (const std::int64_t dim : range(0, ndim)) {
+    if (std::find(taken.begin(), taken.end(), dim) == taken.end()) {
+      rest.push_back(dim);
+    }
+  }
+  return rest;
+}
+
+Roles explicit_roles(const MatrixLayout& layout, std::int64_t ndim, std::string_view name) {
+  Roles roles;
+  roles.rows = normalize_dims(layout.rows, ndim, "rows", name);
+  roles.cols = normalize_dims(layout.cols, ndim, "cols", name);
+  if (roles.rows.empty()) {
+    roles.rows = all_but(ndim, roles.cols);
+  } else if (roles.cols.empty()) {
+    roles.cols = all_but(ndim, roles.rows);
+  }
+  Dims taken = roles.rows;
+  taken.insert(taken.end(), roles.cols.begin(), roles.cols.end());
+  std::sort(taken.begin(), taken.end());
+  TORCH_CHECK_VALUE(
+      std::adjacent_find(taken.begin(), taken.end()) == taken.end(),
+      "muon: expected every dim in rows or cols at most once, got rows=", layout.rows,
+      ", cols=", layout.cols, " (", name, ")");
+  TORCH_CHECK_VALUE(
+      !roles.rows.empty() && !roles.cols.empty(),
+      "muon: expected at least one dim each for rows and cols, got rows=", layout.rows,
+      ", cols=", layout.cols, " for ", ndim, " dims (", name, ")");
+  roles.batch = all_but(ndim, taken);
+  return roles;
+}
+
+Roles batch_dims_roles(const MatrixLayout& layout, std::int64_t ndim, std::string_view name) {
+  TORCH_CHECK_VALUE(
+      layout.batch_dims <= ndim - 2,
+      "muon: expected batch_dims to leave at least two dims for the matrix, got batch_dims=",
+      layout.batch_dims, " for ", ndim, " dims (", name, ")");
+  Roles roles;
+  roles.batch = range(0, layout.batch_dims);
+  roles.rows = {layout.batch_dims};
+  roles.cols = range(layout.batch_dims + 1, ndim);
+  return roles;
+}
+
+Roles resolve_roles(const MatrixLayout& layout, at::IntArrayRef sizes, std::string_view name) {
+  const auto ndim = static_cast<std::int64_t>(sizes.size());
+  TORCH_CHECK_VALUE(
+      ndim >= 2,
+      "muon: expected a parameter with at least 2 dims to take as matrices, got shape ", sizes, " (",
+      name, "); give it to an elementwise algorithm, algorithm=\"adamw\"");
+  const bool by_dims = !layout.rows.empty() || !layout.cols.empty();
+  const int choices = int{by_dims} + int{layout.flatten} + int{layout.batch_dims >= 0};
+  TORCH_CHECK_VALUE(
+      choices <= 1,
+      "muon: expected one of rows/cols, flatten and batch_dims, got ", choices, " of them (", name, ")");
+  if (by_dims) {
+    return explicit_roles(layout, ndim, name);
+  }
+  if (layout.flatten) {
+    return {{}, {0}, range(1, ndim)};
+  }
+  if (layout.batch_dims >= 0) {
+    return batch_dims_roles(layout, ndim, name);
+  }
+  TORCH_CHECK_VALUE(
+      ndim == 2,
+      "Muon only supports 2D parameters whereas we found a parameter with size: ", sizes, " (", name,
+      "); say how it is matrices: rows=(...) and cols=(...), flatten=True (rows = dim 0, columns = the "
+      "rest) or batch_dims=k (the first k dims are a batch)");
+  return {{}, {0}, {1}};
+}
+
+// Extents of the blocks along the split side; one entry when nothing is split.
+Dims block_sizes(const MatrixLayout& layout, std::int64_t side, std::string_view name) {
+  const char* what = layout.split_dim == 0 ? "rows" : "columns";
+  TORCH_CHECK_VALUE(
+      layout.split_dim == 0 || layout.split_dim == 1,
+      "muon: expected split_dim 0 (blocks of rows) or 1 (blocks of columns), got ", layout.split_dim,
+      " (", name, ")");
+  TORCH_CHECK_VALUE(
+      layout.split_sizes.empty() || layout.num_heads == 0,
+      "muon: expected split_sizes or num_heads, got both (", name, ")");
+  if (layout.num_heads != 0) {
+    TORCH_CHECK_VALUE(
+        layout.num_heads > 0 && side % layout.num_heads == 0,
+        "muon: expected num_heads to divide the ", side, " ", what, ", got num_heads=",
+        layout.num_heads, " (", name, ")");
+    return Dims(static_cast<std::size_t>(layout.num_heads), side / layout.num_heads);
+  }
+  if (layout.split_sizes.empty()) {
+    return {side};
+  }
+  TORCH_CHECK_VALUE(
+      layout.split_sizes.size() >= 2,
+      "muon: expected split_sizes with at least 2 block sizes, got ", layout.split_sizes, " (", name, ")");
+  for (const std::int64_t size : layout.split_sizes) {
+    TORCH_CHECK_VALUE(
+        size > 0, "muon: expected split_sizes to be positive integers, got ", layout.split_sizes, " (",
+        name, ")");
+  }
+  const std::int64_t sum =
+      std::accumulate(layout.split_sizes.begin(), layout.split_sizes.end(), std::int64_t{0});
+  TORCH_CHECK_VALUE(
+      sum == side, "muon: split_sizes must sum to dim ", layout.split_dim, " of the matrix, ", side, " ",
+      what, ", got ", layout.split_sizes, " with sum ", sum, " (", name, ")");
+  return layout.split_sizes;
+}
+
+// Narrows the first dim of the split side to one block.
+void narrow(
+    Region& region,
+    at::IntArrayRef sizes,
+    const Dims& side_dims,
+    std::size_t position,
+    std::int64_t first,
+    std::int64_t length,
+    std::string_view name) {
+  const Dims inner(side_dims.begin() + 1, side_dims.end());
+  const std::int64_t unit = extent(sizes, inner);
+  TORCH_CHECK_VALUE(
+      unit > 0 && first % unit == 0 && length % unit == 0,
+      "muon: expected blocks that are multiples of the ", unit,
+      " entries of the side's inner dims, got a block of ", length, " at ", first, " (", name, ")");
+  region.start[static_cast<std::size_t>(side_dims.front())] = first / unit;
+  region.sizes[position] = length / unit;
+}
+
+// Calls `visit` with every index over all batch dims but the last.
+void for_each_outer_batch(
+    at::IntArrayRef sizes,
+    const Dims& batch,
+    const std::function<void(const Dims&)>& visit) {
+  const Dims outer(batch.begin(), batch.empty() ? batch.end() : batch.end() - 1);
+  const std::int64_t count = extent(sizes, outer);
+  for (std::int64_t linear = 0; linear < count; ++linear) {
+    Dims index(outer.size());
+    std::int64_t rest = linear;
+    for (std::size_t i = outer.size(); i-- > 0;) {
+      const std::int64_t size = sizes[static_cast<std::size_t>(outer[i])];
+      index[i] = rest % size;
+      rest /= size;
+    }
+    visit(index);
+  }
+}
+
+at::IntArrayRef matrix_sizes(at::IntArrayRef sizes, const MatrixLayout& layout, bool is_complex, std::string_view name) {
+  if (!layout.complex_dim) {
+    return sizes;
+  }
+  TORCH_CHECK_VALUE(
+      !is_complex && !sizes.empty() && sizes.back() == 2,
+      "muon: expected complex_dim on a real tensor whose last dim has size 2, got shape ", sizes,
+      is_complex ? " of a complex dtype (" : " (", name, ")");
+  return sizes.slice(0, sizes.size() - 1);
+}
+
+} // namespace
+
+std::vector<Region> resolve_regions(
+    at::IntArrayRef all_sizes,
+    bool is_complex,
+    const MatrixLayout& layout,
+    std::string_view name) {
+  const at::IntArrayRef sizes = matrix_sizes(all_sizes, layout, is_complex, name);
+  const Roles roles = resolve_roles(layout, sizes, name);
+  const std::int64_t rows = extent(sizes, roles.rows);
+  const std::int64_t cols = extent(sizes, roles.cols);
+  const bool by_rows = layout.split_dim == 0;
+  const Dims blocks = block_sizes(layout, by_rows ? rows : cols, name);
+
+  Region whole;
+  whole.is_complex = is_complex || layout.complex_dim;
+  whole.dims = roles.rows;
+  whole.dims.insert(whole.dims.end(), roles.cols.begin(), roles.cols.end());
+  for (const std::int64_t dim : whole.dims) {
+    whole.sizes.push_back(sizes[static_cast<std::size_t>(dim)]);
+  }
+  if (whole.is_complex) {
+    whole.dims.push_back(static_cast<std::int64_t>(sizes.size()));
+    whole.sizes.push_back(2);
+  }
+  whole.batch_dim = roles.batch.empty() ? -1 : roles.batch.back();
+  whole.start.assign(sizes.size() + (whole.is_complex ? 1 : 0), 0);
+  whole.shape = {roles.batch.empty() ? 1 : sizes[static_cast<std::size_t>(roles.batch.back())], rows, cols};
+
+  std::vector<Region> regions;
+  std::int64_t first = 0;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    Region block = whole;
+    if (blocks.size() > 1) {
+      const Dims& side = by_rows ? roles.rows : roles.cols;
+      narrow(block, sizes, side, by_rows ? 0 : roles.rows.size(), first, blocks[b], name);
+      (by_rows ? block.shape.rows : block.shape.cols) = blocks[b];
+      (by_rows ? block.first_row : block.column_block) = by_rows ? first : static_cast<std::int64_t>(b);
+    }
+    first += blocks[b];
+    for_each_outer_batch(sizes, roles.batch, [&](const Dims& index) {
+      Region region = block;
+      region.batch_index = index;
+      for (std::size_t i = 0; i < index.size(); ++i) {
+        region.start[static_cast<std::size_t>(roles.batch[i])] = index[i];
+      }
+      regions.push_back(std::move(region));
+    });
+  }
+  return regions;
+}
+
+std::vector<std::int64_t> row_statistics_sizes(
+    at::IntArrayRef all_sizes,
+    const MatrixLayout& layout,
+    std::string_view name) {
+  const at::IntArrayRef sizes = matrix_sizes(all_sizes, layout, false, name);
+  const Roles roles = resolve_roles(layout, sizes, name);
+  Dims result;
+  for (const std::int64_t dim : roles.batch) {
+    result.push_back(sizes[static_cast<std::size_t>(dim)]);
+  }
+  result.push_back(extent(sizes, roles.rows));
+  const bool by_columns = layout.split_dim == 1;
+  result.push_back(
+      by_columns ? static_cast<std::int64_t>(block_sizes(layout, extent(sizes, roles.cols), name).size()) : 1);
+  return result;
+}
+
+at::Tensor region_view(
+    const at::Tensor& tensor,
+    const Region& region,
+    std::int64_t first,
+    std::int64_t count) {
+  const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+  const at::IntArrayRef strides = real.strides();
+  std::int64_t offset = real.storage_offset();
+  for (std::size_t dim = 0; dim < region.start.size(); ++dim) {
+    offset += region.start[dim] * strides[dim];
+  }
+  Dims view_sizes{count};
+  Dims view_strides{0};
+  if (region.batch_dim >= 0) {
+    view_strides[0] = strides[static_cast<std::size_t>(region.batch_dim)];
+    offset += first * view_strides[0];
+  }
+  view_sizes.insert(view_sizes.end(), region.sizes.begin(), region.sizes.end());
+  for (const std::int64_t dim : region.dims) {
+    view_strides.push_back(strides[static_cast<std::size_t>(dim)]);
+  }
+  return real.as_strided(view_sizes, view_strides, offset);
+}
+
+at::Tensor row_statistics_view(
+    const at::Tensor& statistics,
+    const Region& region,
+    std::int64_t first,
+    std::int64_t count) {
+  at::Tensor view = statistics;
+  for (const std::int64_t index : region.batch_index) {
+    view = view.select(0, index);
+  }
+  if (region.batch_dim < 0) {
+    view = view.unsqueeze(0);
+  }
+  return view.narrow(0, first, count)
+      .narrow(1, region.first_row, region.shape.rows)
+      .narrow(2, region.column_block, 1);
+}
+
+} // namespace muon::detail
+
+namespace muon {
+
+std::vector<MatrixShape> matrix_shapes(
+    at::IntArrayRef sizes,
+    const MatrixLayout& layout,
+    std::string_view name) {
+  std::vector<MatrixShape> shapes;
+  for (const auto& region : detail::resolve_regions(sizes, false, layout, name)) {
+    const bool same_block = std::any_of(region.batch_index.begin(), region.batch_index.end(), [](auto i) { return i > 0; });
+    if (same_block) {
+      shapes.back().batch += region.shape.batch;
+    } else {
+      shapes.push_back(region.shape);
+    }
+  }
+  return shapes;
+}
+
+} // namespace muon

@@ -1,0 +1,310 @@
+// One optimizer step, top to bottom: CHECK, then for each chunk of the plan
+// ACCUMULATE, ORTHOGONALIZE, REFINE, APPLY, then the elementwise algorithms.
+#include <muon/step.h>
+
+#include <utility>
+#include <vector>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/view_as_real.h>
+
+#include "algorithm/hyper.h"
+#include "state/codec.h"
+#include "step_plan.h"
+
+namespace muon {
+namespace detail {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// A stage is called through the dispatcher, wherever it is written.
+template <typename Signature, typename... Args>
+void call_stage(const std::string& op, Args&&... args) {
+  c10::Dispatcher::singleton().findSchemaOrThrow(op.c_str(), "").typed<Signature>().call(std::forward<Args>(args)...);
+}
+
+using Accumulate = void(
+    at::TensorList, at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef, const OptionalTensor&);
+using Orthogonalize = void(at::Tensor, const at::Tensor&, at::IntArrayRef, std::string_view);
+using Refine = void(at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef);
+using Apply = void(at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef, at::ArrayRef<double>);
+using Elementwise = void(
+    at::TensorList,
+    at::TensorList,
+    at::TensorList,
+    const at::Tensor&,
+    at::IntArrayRef,
+    const OptionalTensor&,
+    std::string_view);
+
+// The tensors of one step beside its plan.
+struct Step {
+  const StepPlan& plan;
+  at::TensorList params;
+  const std::vector<at::Tensor>& grads; // undefined: none in this step
+  at::TensorList state;
+  const at::Tensor& hyper;
+  OptionalTensor grad_scale;
+  at::Tensor skipped; // int64 a parameter, or undefined
+
+  const at::Tensor& param(std::int64_t i) const {
+    return params[static_cast<std::size_t>(i)];
+  }
+  const at::Tensor& grad(std::int64_t i) const {
+    return grads[static_cast<std::size_t>(i)];
+  }
+  const at::Tensor& state_of(std::int64_t i, std::int64_t slot) const {
+    return state[static_cast<std::size_t>(plan.first_state[static_cast<std::size_t>(i)] + slot)];
+  }
+  bool skips_nonfinite(std::int64_t i) const {
+    return plan.spec_of(i).nonfinite == NonFinite::Skip;
+  }
+  void count_skipped(std::int64_t i, std::int64_t matrices) const {
+    if (skipped.defined()) {
+      skipped.select(0, i).add_(matrices);
+    }
+  }
+};
+
+void check_grad(const Step& step, std::int64_t i) {
+  const at::Tensor& grad = step.grad(i);
+  const at::Tensor& param = step.param(i);
+  const std::string& name = step.plan.names[static_cast<std::size_t>(i)];
+  TORCH_CHECK(
+      grad.layout() == c10::kStrided, "Muon does not support sparse gradients, got layout ", grad.layout(), " (", name,
+      "); convert it with to_dense()");
+  TORCH_CHECK_VALUE(
+      grad.sizes() == param.sizes() && grad.device() == param.device() && grad.is_complex() == param.is_complex() &&
+          (grad.is_floating_point() || grad.is_complex()),
+      "muon: expected a gradient of shape ", param.sizes(), " on ", param.device(), " like its parameter, got ",
+      grad.scalar_type(), " ", grad.sizes(), " on ", grad.device(), " (", name, ")");
+}
+
+void check_state(const Step& step, std::int64_t i) {
+  const std::string& name = step.plan.names[static_cast<std::size_t>(i)];
+  const auto layout = state_layout(step.plan.spec_of(i), step.param(i).sizes(), name);
+  for (std::size_t slot = 0; slot < layout.size(); ++slot) {
+    const at::Tensor& state = step.state_of(i, static_cast<std::int64_t>(slot));
+    TORCH_CHECK_VALUE(
+        state.defined() && state.sizes() == at::IntArrayRef(layout[slot].sizes) &&
+            has_codec(c10::toRealValueType(state.scalar_type())) &&
+            (!layout[slot].like_param || state.is_complex() == step.param(i).is_complex()),
+        "muon: expected state \"", layout[slot].name, "\" of shape ", at::IntArrayRef(layout[slot].sizes), ", got ",
+        state.scalar_type(), " ", state.sizes(), " (", name, ")");
+  }
+}
+
+// Everything that could fail is asked before anything changes.
+void check(const Step& step) {
+  const StepPlan& plan = step.plan;
+  std::size_t slots = 0;
+  for (const std::int64_t count : plan.state_count) {
+    slots += static_cast<std::size_t>(count);
+  }
+  TORCH_CHECK_VALUE(
+      step.params.size() == plan.sizes.size() && step.grads.size() == plan.sizes.size() && step.state.size() == slots,
+      "muon: expected ", plan.sizes.size(), " parameters and gradients and ", slots, " state tensors as planned, got ",
+      step.params.size(), ", ", step.grads.size(), " and ", step.state.size());
+  TORCH_CHECK_VALUE(
+      step.hyper.is_cpu() && step.hyper.scalar_type() == at::kDouble && step.hyper.is_contiguous() &&
+          step.hyper.dim() == 2 && step.hyper.size(0) >= static_cast<std::int64_t>(plan.specs.size()) &&
+          step.hyper.size(1) == Hyper::kCount,
+      "muon: expected hyper as a contiguous float64 CPU tensor [", plan.specs.size(), ", ", std::int64_t{Hyper::kCount},
+      "], got ", step.hyper.scalar_type(), " ", step.hyper.sizes(), " on ", step.hyper.device());
+  for (std::int64_t i = 0; i < static_cast<std::int64_t>(plan.sizes.size()); ++i) {
+    TORCH_CHECK_VALUE(
+        step.param(i).sizes() == at::IntArrayRef(plan.sizes[static_cast<std::size_t>(i)]),
+        "muon: expected a parameter of shape ", plan.sizes[static_cast<std::size_t>(i)], " as planned, got ",
+        step.param(i).sizes(), " (", plan.names[static_cast<std::size_t>(i)], ")");
+    if (step.grad(i).defined()) {
+      check_grad(step, i);
+      check_state(step, i);
+    }
+  }
+}
+
+bool is_finite(const at::Tensor& tensor) {
+  return at::isfinite(tensor).all().item<bool>();
+}
+
+// A piece of a chunk with a gradient in this step.
+struct ActivePiece {
+  const MatrixItem* item;
+  std::int64_t first;
+  std::int64_t count;
+};
+
+// Splits a piece at the matrices whose gradients are not finite.
+void push_finite(const Step& step, const MatrixItem& item, const plan::Piece& piece, std::vector<ActivePiece>& active) {
+  for (std::int64_t i = piece.first; i < piece.first + piece.count; ++i) {
+    if (is_finite(region_view(step.grad(item.param), item.region, i, 1))) {
+      active.push_back({&item, i, 1});
+    } else {
+      step.count_skipped(item.param, 1);
+    }
+  }
+}
+
+std::vector<ActivePiece> active_pieces(const Step& step, const plan::Chunk& chunk) {
+  std::vector<ActivePiece> active;
+  for (const plan::Piece& piece : chunk.pieces) {
+    const MatrixItem& item = step.plan.items[static_cast<std::size_t>(piece.item)];
+    if (!step.grad(item.param).defined()) {
+      continue;
+    }
+    if (step.skips_nonfinite(item.param) &&
+        !is_finite(region_view(step.grad(item.param), item.region, piece.first, piece.count))) {
+      push_finite(step, item, piece, active);
+    } else {
+      active.push_back({&item, piece.first, piece.count});
+    }
+  }
+  return active;
+}
+
+// The views of a chunk's active pieces that its stages work on.
+struct ChunkViews {
+  at::Tensor workspace; // [count, rows, cols]
+  std::vector<at::Tensor> params, grads, momenta; // [batch, rows..., cols..., (2)], real
+  std::vector<at::Tensor> matrices; // the workspace in the same shapes
+  std::vector<at::Tensor> whole_matrices, refine_state; // [batch, rows, cols]; [batch, rows, 1] or as momenta
+  std::vector<std::int64_t> groups, matrix_groups; // a piece; a matrix
+  std::vector<double> factors;
+};
+
+void add_refine_state(const Step& step, const ActivePiece& piece, ChunkViews& views) {
+  const std::int64_t param = piece.item->param;
+  const auto slots = state_slots(step.plan.algorithm_of(param), step.plan.spec_of(param));
+  for (std::size_t slot = 1; slot < slots.size(); ++slot) {
+    const at::Tensor& state = step.state_of(param, static_cast<std::int64_t>(slot));
+    const Region& region = piece.item->region;
+    switch (slots[slot].kind) {
+      case StateSlot::Kind::PerRow:
+        views.refine_state.push_back(row_statistics_view(state, region, piece.first, piece.count));
+        break;
+      case StateSlot::Kind::LikeParam:
+        views.refine_state.push_back(region_view(state, region, piece.first, piece.count));
+        break;
+      case StateSlot::Kind::Step:
+        views.refine_state.push_back(state);
+        break;
+    }
+  }
+}
+
+at::Tensor make_workspace(const Step& step, const std::vector<ActivePiece>& active) {
+  const MatrixItem& item = *active.front().item;
+  const at::Tensor& param = step.param(item.param);
+  const auto dtype = item.region.is_complex ? c10::toComplexType(param.scalar_type()) : param.scalar_type();
+  const Iteration iteration = make_iteration(step.plan.spec_of(item.param).orthogonalize, dtype);
+  std::int64_t count = 0;
+  for (const ActivePiece& piece : active) {
+    count += piece.count;
+  }
+  return at::empty(
+      {count, item.region.shape.rows, item.region.shape.cols},
+      param.options().requires_grad(false).dtype(workspace_dtype(iteration, item.region.is_complex)));
+}
+
+ChunkViews make_views(const Step& step, const std::vector<ActivePiece>& active) {
+  ChunkViews views;
+  views.workspace = make_workspace(step, active);
+  std::int64_t first = 0;
+  for (const ActivePiece& piece : active) {
+    const std::int64_t param = piece.item->param;
+    const Region& region = piece.item->region;
+    const auto view = [&](const at::Tensor& tensor) { return region_view(tensor, region, piece.first, piece.count); };
+    views.params.push_back(view(step.param(param)));
+    views.grads.push_back(view(step.grad(param).resolve_conj().resolve_neg()));
+    views.momenta.push_back(view(step.state_of(param, 0)));
+    const at::Tensor whole = views.workspace.narrow(0, first, piece.count);
+    views.whole_matrices.push_back(whole);
+    views.matrices.push_back((whole.is_complex() ? at::view_as_real(whole) : whole).view(views.params.back().sizes()));
+    add_refine_state(step, piece, views);
+    const std::int64_t group = step.plan.groups[static_cast<std::size_t>(param)];
+    views.groups.push_back(group);
+    views.matrix_groups.insert(views.matrix_groups.end(), static_cast<std::size_t>(piece.count), group);
+    views.factors.push_back(piece.item->factor);
+    first += piece.count;
+  }
+  return views;
+}
+
+void run_chunk(const Step& step, const plan::Chunk& chunk) {
+  const std::vector<ActivePiece> active = active_pieces(step, chunk);
+  if (active.empty()) {
+    return;
+  }
+  const std::int64_t param = active.front().item->param;
+  const Algorithm& algorithm = step.plan.algorithm_of(param);
+  const auto& spec = step.plan.spec_texts[static_cast<std::size_t>(step.plan.groups[static_cast<std::size_t>(param)])];
+  const ChunkViews views = make_views(step, active);
+
+  call_stage<Accumulate>(
+      algorithm.accumulate, views.grads, views.momenta, views.matrices, step.hyper, views.groups, step.grad_scale);
+  call_stage<Orthogonalize>(algorithm.orthogonalize, views.workspace, step.hyper, views.matrix_groups, spec);
+  if (!algorithm.refine.empty()) {
+    call_stage<Refine>(algorithm.refine, views.whole_matrices, views.refine_state, step.hyper, views.groups);
+  }
+  call_stage<Apply>(algorithm.apply, views.params, views.matrices, step.hyper, views.groups, views.factors);
+}
+
+void run_elementwise(const Step& step, const ElementwiseRun& run) {
+  std::vector<at::Tensor> params, grads, state;
+  std::vector<std::int64_t> groups;
+  for (const std::int64_t i : run.params) {
+    if (!step.grad(i).defined()) {
+      continue;
+    }
+    if (step.skips_nonfinite(i) && !is_finite(step.grad(i))) {
+      step.count_skipped(i, 1);
+      continue;
+    }
+    params.push_back(step.param(i));
+    grads.push_back(step.grad(i).resolve_conj().resolve_neg());
+    for (std::int64_t slot = 0; slot < step.plan.state_count[static_cast<std::size_t>(i)]; ++slot) {
+      state.push_back(step.state_of(i, slot));
+    }
+    groups.push_back(step.plan.groups[static_cast<std::size_t>(i)]);
+  }
+  if (!params.empty()) {
+    call_stage<Elementwise>(
+        run.algorithm->update, params, grads, state, step.hyper, groups, step.grad_scale, run.spec);
+  }
+}
+
+} // namespace
+} // namespace detail
+
+void step_(
+    PlanHandle handle,
+    at::TensorList params,
+    const std::vector<at::Tensor>& grads,
+    at::TensorList state,
+    const at::Tensor& hyper,
+    const at::Tensor& grad_scale,
+    const at::Tensor& found_inf,
+    const at::Tensor& skipped) {
+  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const auto plan = detail::find_plan(handle);
+  const auto scale = grad_scale.defined() ? std::optional(grad_scale) : std::nullopt;
+  const detail::Step step{*plan, params, grads, state, hyper, scale, skipped};
+  detail::check(step);
+  if (found_inf.defined() && found_inf.item<double>() != 0.0) {
+    return;
+  }
+  for (const plan::Chunk& chunk : plan->plan.chunks) {
+    detail::run_chunk(step, chunk);
+  }
+  for (const detail::ElementwiseRun& run : plan->elementwise) {
+    detail::run_elementwise(step, run);
+  }
+}
+
+} // namespace muon

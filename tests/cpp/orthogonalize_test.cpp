@@ -1,0 +1,421 @@
+// `orthogonalize` against its definition: shapes, forms, dtypes, strides and the edges of range.
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <muon/orthogonalize.h>
+
+#include "support/reference.h"
+
+namespace muon::testing {
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+const char* form_name(Form form) {
+  switch (form) {
+    case Form::Auto:
+      return "auto";
+    case Form::Standard:
+      return "standard";
+    case Form::Gram:
+      return "gram";
+    case Form::GramXRestart:
+      return "gram_x_restart";
+  }
+  return "";
+}
+
+// Gaussian matrices keep away from the spectra that make the forms differ (those are the stability
+// suite's): the coefficients amplify rounding by less than 500 in five or eight steps.
+double tolerance(at::ScalarType dtype) {
+  const double eps = c10::toRealValueType(dtype) == at::kDouble
+      ? std::numeric_limits<double>::epsilon()
+      : static_cast<double>(std::numeric_limits<float>::epsilon());
+  return 500.0 * eps;
+}
+
+// --- values --------------------------------------------------------------------------------------
+
+class EveryForm : public ::testing::TestWithParam<std::tuple<std::string, Form>> {
+ protected:
+  OrthogonalizeOptions options() const {
+    OrthogonalizeOptions result = schedule_options(std::get<0>(GetParam()));
+    result.form = std::get<1>(GetParam());
+    return result;
+  }
+
+  void expect_exact(const at::Tensor& x, const std::string& what) const {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+      const at::Tensor input = x.to(dtype);
+      const at::Tensor got = orthogonalize(input, options());
+      ASSERT_EQ(got.sizes(), x.sizes()) << what;
+      ASSERT_EQ(got.scalar_type(), dtype) << what;
+      EXPECT_LE(relative_error(got, exact_orthogonalize(input, options())), tolerance(dtype))
+          << what << " " << x.sizes() << " " << dtype;
+    }
+  }
+};
+
+TEST_P(EveryForm, A5_every_small_shape) {
+  for (std::int64_t n = 1; n <= 20; ++n) {
+    for (const std::int64_t m : {n, n + 1, 2 * n + 3, std::int64_t{33}}) {
+      expect_exact(random_tensor({n, m}), "wide");
+      expect_exact(random_tensor({m, n}), "tall");
+    }
+  }
+}
+
+TEST_P(EveryForm, A5_larger_shapes_and_their_neighbours) {
+  for (const auto& sizes : {
+           Sizes{63, 65}, {64, 64}, {65, 64}, {64, 200}, {129, 128}, {127, 300}, {300, 129},
+           {131, 140}, {256, 256}, {1, 1000}, {1000, 1}, {2, 777}}) {
+    expect_exact(random_tensor(sizes), "larger");
+  }
+}
+
+TEST_P(EveryForm, B13_B15_a_batch_is_its_matrices_one_by_one) {
+  for (const auto& sizes : {Sizes{5, 7, 12}, {3, 80, 70}, {2, 3, 9, 4}, {1, 6, 6}}) {
+    const at::Tensor x = random_tensor(sizes).to(at::kFloat);
+    const at::Tensor got = orthogonalize(x, options()).reshape({-1, sizes.end()[-2], sizes.back()});
+    const at::Tensor flat = x.reshape(got.sizes());
+    for (std::int64_t i = 0; i < flat.size(0); ++i) {
+      EXPECT_TRUE(at::equal(got[i], orthogonalize(flat[i], options()))) << x.sizes() << " " << i;
+    }
+  }
+}
+
+TEST_P(EveryForm, A1_a_zero_matrix_stays_zero_beside_others) {
+  at::Tensor x = random_tensor({3, 20, 30}).to(at::kFloat);
+  const at::Tensor before = orthogonalize(x, options());
+  x[1].zero_();
+  const at::Tensor after = orthogonalize(x, options());
+  EXPECT_TRUE(after[1].eq(0).all().item<bool>());
+  EXPECT_TRUE(at::equal(after[0], before[0]));
+  EXPECT_TRUE(at::equal(after[2], before[2]));
+}
+
+TEST_P(EveryForm, a_non_finite_matrix_leaves_the_others_alone) {
+  for (const double bad :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    at::Tensor x = random_tensor({3, 20, 30}).to(at::kFloat);
+    const at::Tensor before = orthogonalize(x, options());
+    x[1][7][5] = bad;
+    const at::Tensor after = orthogonalize(x, options());
+    EXPECT_FALSE(after[1].isfinite().all().item<bool>()) << bad;
+    EXPECT_TRUE(at::equal(after[0], before[0])) << bad;
+    EXPECT_TRUE(at::equal(after[2], before[2])) << bad;
+  }
+}
+
+TEST_P(EveryForm, B22_empty_matrices) {
+  for (const auto& sizes : {Sizes{0, 5}, {5, 0}, {0, 0}, {0, 3, 4}, {2, 0, 4}, {2, 3, 0}}) {
+    const at::Tensor got = orthogonalize(at::empty(sizes), options());
+    EXPECT_EQ(got.sizes(), at::IntArrayRef(sizes));
+  }
+}
+
+TEST_P(EveryForm, A10_any_number_of_steps) {
+  const at::Tensor x = random_tensor({12, 20});
+  for (const std::int64_t steps : {0, 1, 2, 3, 4, 6, 9}) {
+    OrthogonalizeOptions some = options();
+    some.steps = steps;
+    const at::Tensor got = orthogonalize(x, some);
+    EXPECT_LE(relative_error(got, exact_orthogonalize(x, some)), 1e-11) << steps << " steps";
+  }
+}
+
+TEST_P(EveryForm, the_same_bits_twice) {
+  const at::Tensor x = random_tensor({4, 70, 150}).to(at::kFloat);
+  EXPECT_TRUE(at::equal(orthogonalize(x, options()), orthogonalize(x, options())));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    schedules,
+    EveryForm,
+    ::testing::Combine(
+        ::testing::Values("muon", "polar_express", "polar_express_paper", "you", "cans"),
+        ::testing::Values(Form::Auto, Form::Standard, Form::Gram, Form::GramXRestart)),
+    [](const auto& test) {
+      return std::get<0>(test.param) + "_" + form_name(std::get<1>(test.param));
+    });
+
+TEST(Orthogonalize, A20_a_row_vector_shrinks_to_0_6964) {
+  const at::Tensor got = orthogonalize(at::tensor({3.0, 4.0}, at::kDouble).reshape({1, 2}));
+  EXPECT_NEAR(got[0][0].item<double>(), 0.41786, 5e-6);
+  EXPECT_NEAR(got[0][1].item<double>(), 0.55715, 5e-6);
+}
+
+TEST(Orthogonalize, a_known_spectrum_goes_through_the_polynomial) {
+  const at::Tensor sigma = at::tensor({0.8, 0.5, 0.25, 0.1, 0.01}, at::kDouble);
+  const at::Tensor x = with_spectrum(5, 9, sigma);
+  const OrthogonalizeOptions options;
+  const at::Tensor got = orthogonalize(x, options);
+  at::Tensor y = sigma / sigma.norm();
+  for (const auto& [a, b, c] : options.schedule.coefficients) {
+    y = a * y + b * y.pow(3) + c * y.pow(5);
+  }
+  EXPECT_LE(relative_error(got, with_spectrum(5, 9, y)), 1e-12);
+}
+
+// --- range and eps -------------------------------------------------------------------------------
+
+TEST(Orthogonalize, A8_a_power_of_two_changes_no_bit) {
+  const at::Tensor x = random_tensor({30, 50}).to(at::kFloat);
+  const at::Tensor expected = orthogonalize(x);
+  for (const double scale : {0x1p-10, 0x1p7, 0x1p60}) {
+    EXPECT_TRUE(at::equal(orthogonalize(x * scale), expected)) << scale;
+  }
+  EXPECT_LE(relative_error(orthogonalize(x * 100.0), expected), tolerance(at::kFloat));
+}
+
+TEST(Orthogonalize, entries_at_the_edges_of_the_range) {
+  OrthogonalizeOptions options;
+  options.eps = 0.0;
+  const at::Tensor x = random_tensor({30, 50});
+  const at::Tensor expected = exact_orthogonalize(x, options);
+  struct Edge {
+    at::ScalarType dtype;
+    double scale;
+    double bound;
+  };
+  // below the smallest normal number entries lose bits: 1e-38 / 2^-149 has 23 of them left
+  for (const auto& [dtype, scale, bound] : {
+           Edge{at::kFloat, 1e38 / 8, 1e-4},
+           Edge{at::kFloat, 1e-38, 1e-4},
+           Edge{at::kFloat, 1e-30, 1e-4},
+           Edge{at::kDouble, 1e300, 1e-11},
+           Edge{at::kDouble, 1e-300, 1e-11},
+           Edge{at::kBFloat16, 1e38 / 8, 0.03},
+           Edge{at::kBFloat16, 1e-37, 0.03},
+           Edge{at::kHalf, 8000.0, 0.01},
+       }) {
+    const at::Tensor got = orthogonalize((x * scale).to(dtype), options);
+    EXPECT_LE(relative_error(got, expected), bound) << dtype << " " << scale;
+  }
+}
+
+TEST(Orthogonalize, eps_bounds_the_norm_from_below) {
+  OrthogonalizeOptions options;
+  options.eps = 1e-3;
+  const at::Tensor x = random_tensor({6, 10});
+  for (const double scale : {1.0, 1e-4, 1e-6, 1e-20}) {
+    for (const Normalization normalization : {Normalization::Clamp, Normalization::Add}) {
+      options.schedule.normalization = normalization;
+      const at::Tensor got = orthogonalize(x * scale, options);
+      EXPECT_LE(relative_error(got, exact_orthogonalize(x * scale, options)), 1e-11) << scale;
+    }
+  }
+}
+
+TEST(Orthogonalize, without_eps_zero_stays_zero) {
+  OrthogonalizeOptions options;
+  options.eps = 0.0;
+  for (const Normalization normalization : {Normalization::Clamp, Normalization::Add}) {
+    options.schedule.normalization = normalization;
+    EXPECT_TRUE(orthogonalize(at::zeros({4, 6}), options).eq(0).all().item<bool>());
+  }
+}
+
+// --- dtypes --------------------------------------------------------------------------------------
+
+TEST(Orthogonalize, A2_half_precision_in_and_out_costs_one_rounding) {
+  const at::Tensor x = random_tensor({40, 70});
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    const at::Tensor input = x.to(dtype);
+    const at::Tensor got = orthogonalize(input);
+    EXPECT_EQ(got.scalar_type(), dtype);
+    const double bound = dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
+    EXPECT_LE(relative_error(got, exact_orthogonalize(input, {})), bound + 1e-4) << dtype;
+  }
+}
+
+TEST(Orthogonalize, A6_compute_dtype_decides_the_error) {
+  const at::Tensor x = random_tensor({40, 70}).to(at::kFloat);
+  const at::Tensor expected = exact_orthogonalize(x, {});
+  struct Choice {
+    at::ScalarType dtype;
+    double bound;
+  };
+  for (const auto& [dtype, bound] : {
+           Choice{at::kDouble, 0x1p-23},
+           Choice{at::kFloat, 1e-4},
+           Choice{at::kHalf, 0.01},
+           Choice{at::kBFloat16, 0.06},
+       }) {
+    OrthogonalizeOptions options;
+    options.compute_dtype = dtype;
+    const at::Tensor got = orthogonalize(x, options);
+    EXPECT_EQ(got.scalar_type(), at::kFloat);
+    EXPECT_LE(relative_error(got, expected), bound) << dtype;
+  }
+}
+
+TEST(Orthogonalize, A9_complex_matrices) {
+  for (const auto& sizes : {Sizes{6, 6}, {5, 9}, {9, 5}, {70, 90}, {1, 4}, {3, 5, 7}}) {
+    for (const at::ScalarType dtype : {at::kComplexDouble, at::kComplexFloat}) {
+      const at::Tensor x = random_tensor(sizes, true).to(dtype);
+      const at::Tensor got = orthogonalize(x);
+      EXPECT_EQ(got.scalar_type(), dtype);
+      EXPECT_LE(relative_error(got, exact_orthogonalize(x, {})), tolerance(dtype)) << x.sizes();
+    }
+  }
+}
+
+TEST(Orthogonalize, A9_complex_result_follows_unitary_rotations) {
+  const at::Tensor x = random_tensor({6, 9}, true);
+  const at::Tensor u = std::get<0>(at::linalg_qr(random_tensor({6, 6}, true, 3)));
+  const at::Tensor v = std::get<0>(at::linalg_qr(random_tensor({9, 9}, true, 4)));
+  const auto rotated = [&](const at::Tensor& y) { return at::matmul(at::matmul(u, y), v); };
+  EXPECT_LE(relative_error(orthogonalize(rotated(x)), rotated(orthogonalize(x))), 1e-12);
+}
+
+TEST(Orthogonalize, a_complex_dim_is_a_complex_matrix) {
+  MatrixLayout layout;
+  layout.complex_dim = true;
+  const at::Tensor x = random_tensor({5, 9}, true);
+  const at::Tensor got = orthogonalize(at::view_as_real(x), {}, layout);
+  EXPECT_LE(relative_error(at::view_as_complex(got), orthogonalize(x)), 1e-14);
+}
+
+TEST(Orthogonalize, conjugate_and_negative_views) {
+  const at::Tensor x = random_tensor({5, 9}, true);
+  const at::Tensor lazy = x.mH();
+  ASSERT_TRUE(lazy.is_conj());
+  EXPECT_TRUE(at::equal(orthogonalize(lazy), orthogonalize(lazy.resolve_conj().contiguous())));
+  const at::Tensor negative = at::imag(x.conj());
+  ASSERT_TRUE(negative.is_neg());
+  EXPECT_TRUE(at::equal(orthogonalize(negative), orthogonalize(negative.resolve_neg())));
+}
+
+// --- memory --------------------------------------------------------------------------------------
+
+TEST(Orthogonalize, any_strides_give_the_same_bits) {
+  const at::Tensor base = random_tensor({3, 40, 60}).to(at::kFloat);
+  const at::Tensor views[] = {
+      base.transpose(1, 2),
+      base.permute({1, 0, 2}),
+      base.slice(1, 5, 37, 2),
+      base.slice(2, 3, 50, 3),
+      base[1].slice(0, 1),
+      base[0].expand({4, 40, 60}),
+      base[0][0].expand({7, 60}),
+      base[0].slice(1, 0, 1).expand({40, 9}),
+  };
+  for (const at::Tensor& view : views) {
+    const at::Tensor copy = view.clone(at::MemoryFormat::Contiguous);
+    const at::Tensor got = orthogonalize(view);
+    EXPECT_TRUE(at::equal(got, orthogonalize(copy))) << view.sizes() << " " << view.strides();
+    EXPECT_TRUE(at::equal(view, copy)) << "the input changed";
+  }
+}
+
+TEST(Orthogonalize, B1_channels_last_and_flatten) {
+  MatrixLayout layout;
+  layout.flatten = true;
+  const at::Tensor x = random_tensor({16, 8, 3, 3}).to(at::kFloat);
+  const at::Tensor expected = orthogonalize(x.reshape({16, 72})).reshape(x.sizes());
+  EXPECT_TRUE(at::equal(orthogonalize(x, {}, layout), expected));
+  const at::Tensor channels_last = x.contiguous(at::MemoryFormat::ChannelsLast);
+  EXPECT_TRUE(at::equal(orthogonalize(channels_last, {}, layout), expected));
+}
+
+TEST(Orthogonalize, B20_transposed_storage) {
+  MatrixLayout layout;
+  layout.rows = {1};
+  layout.cols = {0};
+  const at::Tensor x = random_tensor({12, 20}).to(at::kFloat);
+  EXPECT_LE(relative_error(orthogonalize(x, {}, layout), orthogonalize(x)), tolerance(at::kFloat));
+}
+
+TEST(Orthogonalize, B16_blocks_are_matrices_of_their_own) {
+  MatrixLayout layout;
+  layout.split_sizes = {5, 3, 4};
+  const at::Tensor x = random_tensor({12, 20}).to(at::kFloat);
+  const at::Tensor got = orthogonalize(x, {}, layout);
+  std::int64_t first = 0;
+  for (const std::int64_t height : layout.split_sizes) {
+    const at::Tensor block = x.narrow(0, first, height);
+    EXPECT_TRUE(at::equal(got.narrow(0, first, height), orthogonalize(block))) << first;
+    first += height;
+  }
+}
+
+TEST(Orthogonalize, no_graph_is_recorded) {
+  const at::Tensor x = random_tensor({4, 6}).requires_grad_(true);
+  EXPECT_FALSE(orthogonalize(x).requires_grad());
+}
+
+// --- choice of the form --------------------------------------------------------------------------
+
+TEST(ChooseForm, is_a_pure_function_that_names_a_form) {
+  for (const std::int64_t n : {1, 8, 64, 65, 512, 4096}) {
+    for (const std::int64_t m : {n, n + n / 4 + 1, 4 * n}) {
+      for (const at::ScalarType dtype :
+           {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kComplexFloat}) {
+        for (const std::int64_t steps : {0, 1, 5, 8}) {
+          const Form form = choose_form(at::kCPU, dtype, n, m, steps);
+          EXPECT_NE(form, Form::Auto);
+          EXPECT_EQ(form, choose_form(at::kCPU, dtype, n, m, steps));
+        }
+      }
+    }
+  }
+}
+
+TEST(ChooseForm, B15_gram_without_restart_only_where_its_precision_is_enough) {
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16, at::kComplexFloat}) {
+    for (const std::int64_t n : {8, 64, 512}) {
+      EXPECT_NE(choose_form(at::kCPU, dtype, n, 4 * n, 5), Form::Gram) << dtype << " " << n;
+    }
+  }
+  EXPECT_EQ(choose_form(at::kCPU, at::kFloat, 1024, 4096, 5), Form::Gram);
+  EXPECT_EQ(choose_form(at::kCPU, at::kFloat, 1024, 1024, 5), Form::Standard);
+}
+
+// --- errors --------------------------------------------------------------------------------------
+
+template <typename Error>
+std::string refusal(const at::Tensor& x, const OrthogonalizeOptions& options = {}) {
+  try {
+    static_cast<void>(orthogonalize(x, options));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "no such error for " << x.scalar_type() << x.sizes();
+  return "";
+}
+
+TEST(Orthogonalize, wrong_inputs_are_refused) {
+  EXPECT_NE(refusal<c10::TypeError>(at::zeros({2, 2}, at::kInt)).find("Int"), std::string::npos);
+  refusal<c10::ValueError>(at::zeros({4}));
+  refusal<c10::ValueError>(at::zeros({}));
+  OrthogonalizeOptions options;
+  options.eps = -1.0;
+  EXPECT_NE(refusal<c10::ValueError>(at::zeros({2, 2}), options).find("-1"), std::string::npos);
+  options.eps = std::numeric_limits<double>::quiet_NaN();
+  refusal<c10::ValueError>(at::zeros({2, 2}), options);
+  options = {};
+  options.steps = -1;
+  refusal<c10::ValueError>(at::zeros({2, 2}), options);
+}
+
+TEST(Orthogonalize, A6_forms_that_a_dtype_is_too_short_for_are_refused) {
+  OrthogonalizeOptions options;
+  options.compute_dtype = at::kHalf;
+  options.form = Form::Gram;
+  EXPECT_NE(refusal<c10::ValueError>(at::zeros({2, 2}), options).find("gram"), std::string::npos);
+  options.compute_dtype = at::kBFloat16;
+  options.form = Form::GramXRestart;
+  refusal<c10::ValueError>(at::zeros({2, 2}), options);
+  options.form = Form::Auto;
+  refusal<c10::ValueError>(at::zeros({2, 2}, at::kComplexFloat), options);
+}
+
+} // namespace
+} // namespace muon::testing

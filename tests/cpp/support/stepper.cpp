@@ -1,0 +1,52 @@
+#include "support/stepper.h"
+
+#include <ATen/ATen.h>
+
+namespace muon::testing {
+namespace {
+
+// Counts are float32; statistics of rows too, but no narrower than the parameter.
+at::ScalarType state_dtype(const StateTensor& slot, at::ScalarType param) {
+  if (slot.like_param) {
+    return param;
+  }
+  return slot.sizes.empty() ? at::kFloat : at::promote_types(c10::toRealValueType(param), at::kFloat);
+}
+
+} // namespace
+
+Stepper::Stepper(
+    std::vector<std::string> names,
+    std::vector<at::Tensor> params,
+    const std::vector<std::int64_t>& groups,
+    const std::vector<GroupSpec>& specs,
+    const std::vector<at::Tensor>& hyper_rows)
+    : params_(std::move(params)), hyper_(at::stack(hyper_rows)) {
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const GroupSpec& spec = specs.at(static_cast<std::size_t>(groups.at(i)));
+    for (const StateTensor& slot : state_layout(spec, params_[i].sizes(), names[i])) {
+      state_.push_back(at::zeros(slot.sizes, state_dtype(slot, params_[i].scalar_type())));
+      slots_.emplace_back(names[i], slot.name);
+    }
+  }
+  plan_ = create_plan(params_, groups, specs, names);
+}
+
+Stepper::~Stepper() {
+  free_plan(plan_);
+}
+
+void Stepper::step(const std::vector<at::Tensor>& grads) {
+  step_(plan_, params_, grads, state_, hyper_);
+}
+
+at::Tensor Stepper::state(const std::string& param, const std::string& slot) const {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i] == std::pair{param, slot}) {
+      return state_[i];
+    }
+  }
+  return {};
+}
+
+} // namespace muon::testing
