@@ -13,6 +13,7 @@ export PATH := $(BIN):$(PATH)
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 
 .PHONY: help setup build demo demo-tune bench-cpu
 .PHONY: test test-cpp test-python test-consumer test-wheel test-asan test-tsan lint format clean

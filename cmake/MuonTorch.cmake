@@ -41,11 +41,17 @@ function(_muon_find_torch_dir)
       return()
     endif()
   endforeach()
+  if(NOT candidates)
+    set(candidates "${Python_EXECUTABLE}'s packages")
+  endif()
   list(JOIN candidates ", " tried)
-  message(
-    FATAL_ERROR
-      "libmuon: found no torch (looked in: ${tried}). Install it with `pip install torch`, point Python_EXECUTABLE to a "
-      "Python that has it, or give its folder (with include/ and lib/) as -DMUON_TORCH_DIR=...")
+  if(SKBUILD)
+    set(way_out "Install it with `pip install torch`, then give pip the option --no-build-isolation")
+  else()
+    set(way_out "Install it with `pip install torch` or point Python_EXECUTABLE to a Python that has it")
+  endif()
+  message(FATAL_ERROR "libmuon: found no torch (looked in: ${tried}). ${way_out}, or give its folder (with include/ and "
+                      "lib/) as -DMUON_TORCH_DIR=...")
 endfunction()
 
 function(_muon_read_torch_version)

@@ -9,8 +9,8 @@ target_compile_options(
     "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wshadow>"
     "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${MUON_WERROR}>>:-Werror=all-warnings>")
 
-# g++ 12 reports string concatenation and torch's IValue wrongly (GCC bugs 105329 and 106247).
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+# g++ 12 and 13 report string concatenation and torch's IValue wrongly (GCC bugs 105329 and 106247).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
   target_compile_options(
     muon_warnings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-array-bounds>")
 endif()

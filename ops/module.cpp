@@ -27,6 +27,7 @@ PyModuleDef module_definition;
 
 } // namespace
 
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming): Python chose the names
 extern "C" {
 
 void* PyModuleDef_Init(PyModuleDef* definition);
@@ -36,3 +37,4 @@ __attribute__((visibility("default"))) void* PyInit__C() {
 }
 
 } // extern "C"
+// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)

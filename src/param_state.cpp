@@ -78,7 +78,11 @@ at::Tensor create_state(
                                          : *asked;
     return at::zeros_like(param, dtype);
   }
-  return at::zeros(slot.sizes, at::TensorOptions(slot_device(slot, param)).dtype(c10::kFloat));
+  // Statistics are no narrower than their parameter; counts are float32 everywhere.
+  const c10::ScalarType dtype = slot.sizes.empty()
+      ? c10::kFloat
+      : c10::promoteTypes(c10::kFloat, c10::toRealValueType(param.scalar_type()));
+  return at::zeros(slot.sizes, at::TensorOptions(slot_device(slot, param)).dtype(dtype));
 }
 
 void fit_state(

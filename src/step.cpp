@@ -87,7 +87,7 @@ void check_grad(const Step& step, std::int64_t i) {
 
 void check_state(const Step& step, std::int64_t i) {
   const std::string& name = step.plan.names[static_cast<std::size_t>(i)];
-  const auto layout = state_layout(step.plan.spec_of(i), step.param(i).sizes(), name);
+  const std::vector<StateTensor>& layout = step.plan.state[static_cast<std::size_t>(i)];
   for (std::size_t slot = 0; slot < layout.size(); ++slot) {
     const at::Tensor& state = step.state_of(i, static_cast<std::int64_t>(slot));
     TORCH_CHECK_VALUE(
@@ -103,8 +103,8 @@ void check_state(const Step& step, std::int64_t i) {
 void check(const Step& step) {
   const StepPlan& plan = step.plan;
   std::size_t slots = 0;
-  for (const std::int64_t count : plan.state_count) {
-    slots += static_cast<std::size_t>(count);
+  for (const std::vector<StateTensor>& layout : plan.state) {
+    slots += layout.size();
   }
   TORCH_CHECK_VALUE(
       step.params.size() == plan.sizes.size() && step.grads.size() == plan.sizes.size() && step.state.size() == slots,
@@ -179,7 +179,7 @@ struct ChunkViews {
 
 void add_refine_state(const Step& step, const ActivePiece& piece, ChunkViews& views) {
   const std::int64_t param = piece.item->param;
-  const auto slots = state_slots(step.plan.algorithm_of(param), step.plan.spec_of(param));
+  const std::vector<StateSlot>& slots = step.plan.slots_of(param);
   for (std::size_t slot = 1; slot < slots.size(); ++slot) {
     const at::Tensor& state = step.state_of(param, static_cast<std::int64_t>(slot));
     const Region& region = piece.item->region;
@@ -267,8 +267,8 @@ void run_elementwise(const Step& step, const ElementwiseRun& run) {
     }
     params.push_back(step.param(i));
     grads.push_back(step.grad(i).resolve_conj().resolve_neg());
-    for (std::int64_t slot = 0; slot < step.plan.state_count[static_cast<std::size_t>(i)]; ++slot) {
-      state.push_back(step.state_of(i, slot));
+    for (std::size_t slot = 0; slot < step.plan.slots_of(i).size(); ++slot) {
+      state.push_back(step.state_of(i, static_cast<std::int64_t>(slot)));
     }
     groups.push_back(step.plan.groups[static_cast<std::size_t>(i)]);
   }

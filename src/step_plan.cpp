@@ -122,6 +122,7 @@ PlanHandle create_plan(
   for (const GroupSpec& spec : specs) {
     result->spec_texts.push_back(to_string(spec));
     result->algorithms.push_back(&find_algorithm(spec.algorithm));
+    result->slots.push_back(detail::state_slots(*result->algorithms.back(), spec));
   }
   std::vector<plan::Item> items;
   std::int64_t state = 0;
@@ -134,11 +135,10 @@ PlanHandle create_plan(
     detail::check_param(params[i], names[i]);
     on_cpu = on_cpu && params[i].is_cpu();
     const Algorithm& algorithm = result->algorithm_of(index);
-    const auto slots = static_cast<std::int64_t>(detail::state_slots(algorithm, result->spec_of(index)).size());
     result->sizes.push_back(params[i].sizes().vec());
     result->first_state.push_back(state);
-    result->state_count.push_back(slots);
-    state += slots;
+    result->state.push_back(state_layout(result->spec_of(index), params[i].sizes(), names[i]));
+    state += static_cast<std::int64_t>(result->state.back().size());
     if (algorithm.is_elementwise()) {
       detail::add_elementwise(*result, index);
     } else {

@@ -36,7 +36,8 @@ struct StepPlan {
   std::vector<std::string> spec_texts;
   std::vector<const Algorithm*> algorithms; // of each group
   std::vector<std::int64_t> first_state; // of each parameter in the flat state
-  std::vector<std::int64_t> state_count; // slots of each parameter
+  std::vector<std::vector<StateSlot>> slots; // of each group
+  std::vector<std::vector<StateTensor>> state; // of each parameter
   std::vector<MatrixItem> items; // parallel to plan.items
   plan::Plan plan;
   std::vector<ElementwiseRun> elementwise;
@@ -46,6 +47,9 @@ struct StepPlan {
   }
   const Algorithm& algorithm_of(std::int64_t param) const {
     return *algorithms[static_cast<std::size_t>(groups[static_cast<std::size_t>(param)])];
+  }
+  const std::vector<StateSlot>& slots_of(std::int64_t param) const {
+    return slots[static_cast<std::size_t>(groups[static_cast<std::size_t>(param)])];
   }
 };
 

@@ -99,7 +99,7 @@ class Progress:
 
     def update(self, step: int, train_loss: float, validation_loss: float) -> None:
         """Shows that `step` is done."""
-        losses = f"loss {train_loss:.3f} validation {validation_loss:.3f}"
+        losses = f"loss {train_loss:.3f} val {validation_loss:.3f}"
         self.bar.set_postfix_str(losses, refresh=False)
         self.bar.update(self.tokens_per_step)
         if self.bar.disable and (step % 50 == 0 or step == self.steps):

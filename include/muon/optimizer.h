@@ -46,30 +46,29 @@ using Betas = std::tuple<double, double>;
 ///   note  about this group's parameters; never inherited, left alone by `load`
 #define MUON_OPTIONS(OPTION)                                                                       \
   OPTION(live, double, lr, 1e-3)                                                                   \
-  OPTION(live, double, weight_decay, 0.1)      /* decoupled; in "adam" groups coupled; Adam: 0.01, 0 */ \
+  /* decoupled (coupled in "adam"); where the algorithm is Adam, initially 0.01 (0) and 1e-8 */    \
+  OPTION(live, double, weight_decay, 0.1)                                                          \
+  OPTION(live, double, eps, 1e-7)                     /* lower bound of a matrix's norm */         \
+  OPTION(live, double, lr_multiplier, 1.0)            /* on lr in the update, not in the decay */  \
   OPTION(live, double, momentum, 0.95)                                                             \
-  OPTION(live, bool, nesterov, true)                                                               \
-  OPTION(live, double, eps, 1e-7)              /* lower bound of the norm; Adam groups: Adam's, 1e-8 */ \
-  OPTION(live, double, lr_multiplier, 1.0)     /* on lr in the update; schedulers never touch it */ \
-  OPTION(live, Betas, betas, (Betas{0.9, 0.95}))              /* Adam */                           \
-  OPTION(live, double, muon_beta2, 0.95)       /* NorMuon's second moment */                       \
-  OPTION(live, bool, maximize, false)                                                              \
-  OPTION(live, bool, cautious, false)          /* decay only where update and parameter agree */   \
   OPTION(live, MomentumForm, momentum_form, MomentumForm::Ema)                                     \
+  OPTION(live, bool, nesterov, true)                                                               \
+  OPTION(live, bool, maximize, false)                                                              \
+  OPTION(live, bool, cautious, false)                 /* decay only along the update's sign */    \
   OPTION(live, DecayLr, decay_lr, DecayLr::Plain)                                                  \
-  OPTION(plan, std::string, algorithm, "muon") /* a registered name, in any case */                \
+  OPTION(live, double, muon_beta2, 0.95)              /* NorMuon's second moment */                \
+  OPTION(live, Betas, betas, (Betas{0.9, 0.95}))      /* Adam's */                                 \
+  OPTION(plan, bool, amsgrad, false)                  /* Adam's */                                 \
+  OPTION(plan, std::string, algorithm, "muon")        /* a registered name, in any case */         \
+  OPTION(plan, AdjustLr, adjust_lr, AdjustLr::Original)                                            \
   OPTION(plan, Schedule, schedule, find_schedule("muon"))                                          \
-  OPTION(plan, std::optional<std::int64_t>, ns_steps, std::nullopt)  /* the schedule's own */      \
+  OPTION(plan, std::optional<std::int64_t>, ns_steps, std::nullopt)          /* the schedule's */  \
   OPTION(plan, std::optional<Normalization>, normalization, std::nullopt)    /* the schedule's */  \
   OPTION(plan, std::optional<double>, norm_factor, std::nullopt)             /* the schedule's */  \
-  OPTION(plan, AdjustLr, adjust_lr, AdjustLr::Original)                                            \
   OPTION(plan, std::optional<c10::ScalarType>, compute_dtype, std::nullopt)  /* chosen */          \
-  OPTION(run, std::optional<c10::ScalarType>, state_dtype, std::nullopt)     /* the gradient's */  \
-  OPTION(run, Form, form, Form::Auto)                                                              \
   OPTION(plan, NonFinite, nonfinite, NonFinite::Propagate)                                         \
-  OPTION(run, std::int64_t, batch_size, 0)     /* matrices a batch at most; 0: by bytes */         \
-  OPTION(plan, bool, amsgrad, false)           /* Adam */                                          \
-  OPTION(plan, std::vector<std::int64_t>, rows, {})     /* from here on: see MatrixLayout */       \
+  /* how parameters are matrices: see MatrixLayout */                                              \
+  OPTION(plan, std::vector<std::int64_t>, rows, {})                                                \
   OPTION(plan, std::vector<std::int64_t>, cols, {})                                                \
   OPTION(plan, bool, flatten, false)                                                               \
   OPTION(plan, std::int64_t, batch_dims, -1)                                                       \
@@ -77,8 +76,11 @@ using Betas = std::tuple<double, double>;
   OPTION(plan, std::vector<std::int64_t>, split_sizes, {})                                         \
   OPTION(plan, std::int64_t, num_heads, 0)                                                         \
   OPTION(plan, std::int64_t, split_dim, 0)                                                         \
+  OPTION(run, std::optional<c10::ScalarType>, state_dtype, std::nullopt)     /* the gradient's */  \
+  OPTION(run, Form, form, Form::Auto)                                                              \
+  OPTION(run, std::int64_t, batch_size, 0)            /* matrices a batch at most; 0: by bytes */  \
   OPTION(note, std::vector<std::string>, param_names, {})  /* one a parameter, or none */          \
-  OPTION(note, std::vector<std::string>, reasons, {})      /* why this algorithm; for describe() */
+  OPTION(note, std::vector<std::string>, reasons, {})      /* why this algorithm; see describe */
 // clang-format on
 
 namespace detail {
@@ -126,7 +128,7 @@ class MUON_API MuonOptions : public torch::optim::OptimizerCloneableOptions<Muon
  public:
   /// A named schedule; ValueError that lists the names for an unknown one.
   MuonOptions& schedule(std::string_view name);
-  /// One triple for each of `ns_steps` (5) iterations, as torch.optim.Muon.
+  /// The same triple in every iteration, 5 unless `ns_steps` says otherwise.
   MuonOptions& ns_coefficients(const Coefficients& triple);
   /// One triple an iteration.
   MuonOptions& ns_coefficients(std::vector<Coefficients> triples);

@@ -89,7 +89,8 @@ MUON_API std::string explain_plan(PlanHandle plan);
 
 /// The state that `spec`'s algorithm keeps for one parameter: names in the
 /// order in which `step_` takes the tensors, shapes, and for each whether its
-/// dtype follows `state_dtype` (else float32).
+/// dtype follows `state_dtype` (else float32; statistics of float64 and
+/// complex128 parameters: float64).
 struct MUON_API StateTensor {
   std::string name;
   std::vector<std::int64_t> sizes;

@@ -1,3 +1,1 @@
 """The extension module: importing it registers `torch.ops.muon`."""
-
-__file__: str

@@ -78,7 +78,23 @@ def orthogonalize(
     Returns:
         A new tensor of the same shape and dtype.
     """
-    options = {name: value for name, value in locals().items() if name != "tensor"}
+    options: dict[str, Any] = {
+        "ns_coefficients": ns_coefficients,
+        "ns_steps": ns_steps,
+        "eps": eps,
+        "normalization": normalization,
+        "norm_factor": norm_factor,
+        "compute_dtype": compute_dtype,
+        "form": form,
+        "rows": rows,
+        "cols": cols,
+        "flatten": flatten,
+        "batch_dims": batch_dims,
+        "complex_dim": complex_dim,
+        "split_sizes": split_sizes,
+        "num_heads": num_heads,
+        "split_dim": split_dim,
+    }
     if tensor.ndim > 2 and not (flatten or (rows, cols, batch_dims) != (None, None, None)):
         options["batch_dims"] = tensor.ndim - 2 - (complex_dim is not None)
     spec, (row,) = _constants(options)
@@ -118,8 +134,16 @@ def step_(
         adjust_lr_fn: factor on `lr` by the matrix's shape.
         **options: any other option of a group of `libmuon.Muon` that concerns its matrices.
     """
-    tensors = ("params", "grads", "momentum_buffers", "options")
-    named = {name: value for name, value in locals().items() if name not in tensors}
+    named = {
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "ns_coefficients": ns_coefficients,
+        "eps": eps,
+        "ns_steps": ns_steps,
+        "adjust_lr_fn": adjust_lr_fn,
+    }
     spec, rows = _constants({**named, **options})
     hyper = torch.tensor(rows, dtype=torch.float64)
     with torch.no_grad():

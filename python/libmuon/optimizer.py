@@ -37,7 +37,8 @@ class Muon(torch.optim.Optimizer):
 
     Names, order, defaults and results of the arguments up to `adjust_lr_fn` are those of
     ``torch.optim.Muon``; everything else is keyword-only. Every option may also stand in a
-    parameter group, except where noted.
+    parameter group. Some stand only there: `betas` (0.9, 0.95) and `amsgrad` (False) in "adam" and
+    "adamw" groups, `muon_beta2` (0.95) in "normuon" groups. A group's other keys are metadata.
 
     Args:
         params: parameters, named parameters or group dicts, as every torch optimizer takes them;
@@ -87,6 +88,7 @@ class Muon(torch.optim.Optimizer):
         capturable: accepted as torch does; a step on the CPU is never captured.
         differentiable: True is refused.
         deterministic: None follows torch's flag. On the CPU every step is deterministic.
+        stochastic_rounding, master, offload: reserved; only their defaults are accepted.
     """
 
     _step_supports_amp_scaling = True
@@ -220,12 +222,21 @@ class Muon(torch.optim.Optimizer):
             group.update(new)
         plan = Plan(self.param_groups, trained, plan_key(self.param_groups, trained))
         self._skipped = plan.carried_over(self._plan, self._skipped)
+        self._drop_stale_state(self._plan, plan, [param for _, param in trained])
         self._plan = plan
+        return plan
+
+    def _drop_stale_state(self, old: Plan | None, new: Plan, params: list[Tensor]) -> None:
+        """Drops the state of replaced parameters, and what a former algorithm or shape kept."""
         live = {id(param) for group in self.param_groups for param in group["params"]}
         for key in list(self.state):
             if isinstance(key, Tensor) and id(key) not in live:
                 del self.state[key]
-        return plan
+        former = {} if old is None else dict(zip(old.ids, old.slots, strict=True))
+        for param, slots in zip(params, new.slots, strict=True):
+            for slot in former.get(id(param), ()):
+                if slot not in slots and param in self.state:
+                    self.state[param].pop(slot.name, None)
 
     def _current_state(self, plan: Plan, params: list[Tensor]) -> list[Tensor]:
         """The state in the core's order; what is missing is created."""

@@ -36,11 +36,9 @@ SPEC_OPTIONS = (
     "nonfinite",
     "amsgrad",
 )
-# What is read at every step.
-HYPER_OPTIONS = (
-    "lr",
-    "weight_decay",
-    "momentum",
+# What is read at every step; the first ones may be tensors.
+_TENSOR_OPTIONS = ("lr", "weight_decay", "momentum")
+_PLAIN_OPTIONS = (
     "eps",
     "lr_multiplier",
     "betas",
@@ -51,6 +49,7 @@ HYPER_OPTIONS = (
     "momentum_form",
     "decay_lr",
 )
+HYPER_OPTIONS = _TENSOR_OPTIONS + _PLAIN_OPTIONS
 
 
 def spec_text(group: Group) -> str:
@@ -102,8 +101,8 @@ def _text(value: Any) -> str:
 
 def hyper_values(group: Group) -> tuple[Any, ...]:
     """The values of `HYPER_OPTIONS` as they are now, tensors read."""
-    values = map(group.get, HYPER_OPTIONS)
-    return tuple([v.item() if isinstance(v, Tensor) else v for v in values])
+    tensors = [v.item() if isinstance(v, Tensor) else v for v in map(group.get, _TENSOR_OPTIONS)]
+    return (*tensors, *map(group.get, _PLAIN_OPTIONS))
 
 
 def hyper_row(values: Sequence[Any]) -> list[float]:
@@ -125,15 +124,17 @@ class Slot(NamedTuple):
     """One state tensor of one parameter."""
 
     name: str
-    like_param: bool  # the parameter's strides, dtype by `state_dtype`; float32 otherwise
+    like_param: bool  # the parameter's strides, dtype by `state_dtype`; else float32 or wider
     sizes: tuple[int, ...]
 
     def create(self, param: Tensor, dtype: torch.dtype) -> Tensor:
         """The slot's initial value, zero. A 0-d slot (a step count) lives on the CPU."""
         if self.like_param:
             return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
-        device = param.device if self.sizes else torch.device("cpu")
-        return torch.zeros(self.sizes, dtype=torch.float32, device=device)
+        if not self.sizes:
+            return torch.zeros((), dtype=torch.float32)
+        dtype = torch.promote_types(torch.float32, param.dtype.to_real())
+        return torch.zeros(self.sizes, dtype=dtype, device=param.device)
 
 
 def state_slots(spec: str, param: Tensor, name: str) -> list[Slot]:

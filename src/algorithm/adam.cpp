@@ -53,13 +53,20 @@ at::Tensor real_view(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
+template <typename Predicate>
+bool all_match(const AdamTensors& t, Predicate matches) {
+  return matches(t.grad) && matches(t.exp_avg) && matches(t.exp_avg_sq) &&
+      (!t.max_exp_avg_sq.defined() || matches(t.max_exp_avg_sq));
+}
+
+bool has_one_dtype(const AdamTensors& t) {
+  return all_match(t, [&](const at::Tensor& other) { return other.scalar_type() == t.param.scalar_type(); });
+}
+
 // torch's fused kernel reads all tensors of a parameter as one dense run.
-bool is_fusable(const AdamTensors& t) {
-  const auto matches = [&](const at::Tensor& other) {
-    return other.scalar_type() == t.param.scalar_type() && other.strides() == t.param.strides();
-  };
-  return t.param.is_non_overlapping_and_dense() && t.param.numel() > 0 && matches(t.grad) && matches(t.exp_avg) &&
-      matches(t.exp_avg_sq) && (!t.max_exp_avg_sq.defined() || matches(t.max_exp_avg_sq));
+bool has_one_layout(const AdamTensors& t) {
+  return t.param.is_non_overlapping_and_dense() &&
+      all_match(t, [&](const at::Tensor& other) { return other.strides() == t.param.strides(); });
 }
 
 void fused_(const std::vector<AdamTensors>& tensors, const AdamRule& rule) {
@@ -89,7 +96,22 @@ void fused_(const std::vector<AdamTensors>& tensors, const AdamRule& rule) {
   }
 }
 
-// Any mix of dtypes and strides, computed in float32 or float64.
+// Tensors of different strides give the same bits as contiguous ones.
+void fused_on_copies_(const AdamTensors& t, const AdamRule& rule) {
+  const at::Tensor max_exp_avg_sq = t.max_exp_avg_sq.defined() ? t.max_exp_avg_sq.contiguous() : at::Tensor();
+  const AdamTensors copies{
+      t.param.contiguous(), t.grad.contiguous(), t.exp_avg.contiguous(), t.exp_avg_sq.contiguous(), t.step,
+      max_exp_avg_sq};
+  fused_({copies}, rule);
+  t.param.copy_(copies.param);
+  t.exp_avg.copy_(copies.exp_avg);
+  t.exp_avg_sq.copy_(copies.exp_avg_sq);
+  if (t.max_exp_avg_sq.defined()) {
+    t.max_exp_avg_sq.copy_(copies.max_exp_avg_sq);
+  }
+}
+
+// Any mix of dtypes, computed in float32 or float64.
 void single_(const AdamTensors& t, const AdamRule& rule) {
   const auto dtype = t.param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor p = t.param.to(dtype);
@@ -138,10 +160,15 @@ void adam_(
     const AdamTensors tensors{
         real_view(params[i]), grad, slot(0), slot(1), state[i * slots + 2], spec.amsgrad ? slot(3) : at::Tensor()};
     tensors.step.add_(1);
-    if (is_fusable(tensors)) {
+    if (tensors.param.numel() == 0) {
+      continue;
+    }
+    if (!has_one_dtype(tensors)) {
+      single_(tensors, AdamRule(HyperRow(hyper, groups[i]), spec));
+    } else if (has_one_layout(tensors)) {
       fusable[groups[i]].push_back(tensors);
     } else {
-      single_(tensors, AdamRule(HyperRow(hyper, groups[i]), spec));
+      fused_on_copies_(tensors, AdamRule(HyperRow(hyper, groups[i]), spec));
     }
   }
   for (const auto& [group, tensors] : fusable) {

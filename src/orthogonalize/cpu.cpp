@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -14,6 +16,28 @@ namespace {
 // rate, more and less of the upper triangle is saved.
 constexpr std::int64_t kMinBlock = 128;
 constexpr std::int64_t kMaxBlocks = 4;
+
+// The upper triangle from the lower one. Exactly symmetric, or products of
+// matrices that are symmetric in some blocks only would grow their asymmetry.
+void mirror_lower_(at::Tensor& out) {
+  constexpr std::int64_t kTile = 32;
+  const std::int64_t n = out.size(0);
+  const std::int64_t tiles = (n + kTile - 1) / kTile;
+  AT_DISPATCH_FLOATING_TYPES(out.scalar_type(), "muon_mirror_lower", [&] {
+    auto* data = out.mutable_data_ptr<scalar_t>();
+    at::parallel_for(0, tiles, 4, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i0 = begin * kTile; i0 < std::min(n, end * kTile); i0 += kTile) {
+        for (std::int64_t j0 = 0; j0 <= i0; j0 += kTile) {
+          for (std::int64_t i = i0; i < std::min(n, i0 + kTile); ++i) {
+            for (std::int64_t j = j0; j < std::min(i, j0 + kTile); ++j) {
+              data[j * n + i] = data[i * n + j];
+            }
+          }
+        }
+      }
+    });
+  });
+}
 
 // Symmetric results are computed block row by block row up to the diagonal and
 // mirrored: torch's CPU library has no syrk.
@@ -37,10 +61,7 @@ class SymmetricProduct {
         at::mm_out(target, left, right);
       }
     }
-    for (std::int64_t first = block_; first < n_; first += block_) {
-      const std::int64_t height = std::min(block_, n_ - first);
-      out.narrow(0, 0, first).narrow(1, first, height).copy_(out.narrow(0, first, height).narrow(1, 0, first).t());
-    }
+    mirror_lower_(out);
   }
 
  private:

@@ -27,7 +27,7 @@ namespace detail {
 
 std::vector<std::size_t> run_lengths(Form form, std::size_t steps) {
   std::vector<std::size_t> lengths;
-  std::size_t longest = form == Form::Standard ? 1 : form == Form::GramXRestart ? 2 : steps;
+  std::size_t longest = form == Form::Standard ? 1 : form == Form::GramXRestart ? 2 : 5;
   for (std::size_t done = 0; done < steps; done += lengths.back()) {
     lengths.push_back(std::min(longest, steps - done));
     longest = form == Form::GramXRestart ? 3 : longest;

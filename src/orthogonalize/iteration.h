@@ -16,8 +16,9 @@ struct Iteration {
   Normalization normalization = Normalization::Clamp;
   double norm_factor = 1.0;
   Form form = Form::Auto;
-  /// Real. bfloat16 or float16: operands of products are rounded to it (on a CPU) or
-  /// stored in it (elsewhere). The workspace's dtype: no rounding.
+  /// Real dtype of the products' operands. A CPU multiplies in the workspace's
+  /// dtype whatever this says: 16-bit products are slow on most, and the error
+  /// bound of a narrower dtype holds.
   c10::ScalarType product_dtype = c10::ScalarType::Float;
 };
 
@@ -29,9 +30,9 @@ Iteration make_iteration(const OrthogonalizeOptions& options, c10::ScalarType dt
 c10::ScalarType workspace_dtype(const Iteration& iteration, bool is_complex);
 
 /// Lengths of the runs of steps between which X is rewritten: every step in
-/// standard form, all steps at once in Gram form, 2, 3, 3, ... with restarts
-/// (the first steps grow the small singular values most, and with them the
-/// rounding errors that a Gram matrix accumulates).
+/// standard form, 5 in Gram form, 2, 3, 3, ... with restarts. A run multiplies
+/// the rounding errors of its Gram matrix by what its steps multiply small
+/// singular values by, squared; more than 5 steps would multiply them beyond 1.
 std::vector<std::size_t> run_lengths(Form form, std::size_t steps);
 
 /// Normalises and iterates `matrices` [count, rows, cols], contiguous, in

@@ -20,13 +20,14 @@ void orthogonalize_(at::Tensor matrices, const Iteration& iteration, const std::
   const std::int64_t n = std::min(matrices.size(1), matrices.size(2));
   const std::int64_t m = std::max(matrices.size(1), matrices.size(2));
   Iteration chosen = iteration;
+  if (matrices.is_cpu()) {
+    chosen.product_dtype = c10::toRealValueType(matrices.scalar_type());
+  }
   if (chosen.form == Form::Auto) {
     const auto steps = static_cast<std::int64_t>(chosen.coefficients.size());
     chosen.form = choose_form(matrices.device().type(), chosen.product_dtype, n, m, steps);
   }
-  const bool is_exact_cpu =
-      matrices.is_cpu() && !matrices.is_complex() && chosen.product_dtype == matrices.scalar_type();
-  if (is_exact_cpu) {
+  if (matrices.is_cpu() && !matrices.is_complex()) {
     iterate_cpu_(matrices, chosen);
   } else {
     iterate_aten_(matrices, chosen);

@@ -81,7 +81,7 @@ TEST(MuonOptionsTest, remembers_what_setters_and_mutable_accessors_gave) {
   MuonOptions options = MuonOptions().momentum(0.95);
   options.eps() = 1e-7;
   EXPECT_EQ(std::as_const(options).lr(), 1e-3);
-  EXPECT_EQ(options.given(), (std::vector<std::string_view>{"momentum", "eps"}));
+  EXPECT_EQ(options.given(), (std::vector<std::string_view>{"eps", "momentum"}));
   EXPECT_EQ(MuonOptions(1e-3).given(), std::vector<std::string_view>{"lr"});
 }
 

@@ -1,9 +1,11 @@
 // When state and plan of muon::Muon come and go.
 
+#include <sstream>
 #include <thread>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/serialize/archive.h>
 
 #include <muon/muon.h>
 
@@ -58,6 +60,20 @@ TEST(MuonState, a_replaced_parameter_starts_afresh) {
   EXPECT_EQ(state_of(optimizer, fresh, "momentum_buffer").sizes(), fresh.sizes());
 }
 
+TEST(MuonState, a_new_parameter_is_never_taken_for_one_that_was_freed) {
+  at::Tensor param = parameter({4, 3}, 1);
+  Muon optimizer(std::vector<at::Tensor>{param}, MuonOptions(0.1));
+  set_gradients({param}, 1);
+  optimizer.step();
+  const at::TensorImpl* const old = param.unsafeGetTensorImpl();
+  param.reset();
+  optimizer.param_groups()[0].params().clear();
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    const at::Tensor fresh = parameter({4, 3}, i);
+    EXPECT_NE(fresh.unsafeGetTensorImpl(), old) << "its state would be found under this address";
+  }
+}
+
 TEST(MuonState, E8_erasing_an_entry_resets_one_parameter) {
   const std::vector<at::Tensor> params = {parameter({4, 3}, 1), parameter({4, 3}, 2)};
   Muon optimizer(params, MuonOptions(0.1));
@@ -83,6 +99,24 @@ TEST(MuonState, changing_the_algorithm_of_a_group_changes_its_state) {
   optimizer.step();
   EXPECT_TRUE(state_of(optimizer, params[0], "momentum_buffer").defined());
   EXPECT_TRUE(state_of(optimizer, params[0], "variance_neuron").defined());
+}
+
+TEST(MuonParamStateTest, undefined_tensors_are_not_written_and_reading_replaces) {
+  MuonParamState state;
+  state.tensors()["kept"] = at::arange(3);
+  state.tensors()["undefined"] = at::Tensor();
+  torch::serialize::OutputArchive out;
+  state.serialize(out);
+  std::stringstream stream;
+  out.save_to(stream);
+  torch::serialize::InputArchive in;
+  in.load_from(stream);
+  MuonParamState loaded;
+  loaded.tensors()["old"] = at::ones({1});
+  loaded.serialize(in);
+  EXPECT_EQ(loaded.tensors().size(), 1U);
+  EXPECT_TRUE(bit_equal(loaded.get("kept"), at::arange(3)));
+  EXPECT_FALSE(loaded.get("old").defined());
 }
 
 TEST(MuonPlan, a_schedule_rebuilds_nothing_and_the_plan_goes_with_its_optimizer) {

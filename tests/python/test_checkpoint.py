@@ -53,13 +53,19 @@ def test_keys_are_torchs_and_adams():
     assert (state[1]["step"].dtype, state[1]["step"].shape) == (torch.float32, ())
 
 
-def test_normuon_keeps_one_float32_number_a_row():
-    param = parameter(3, 4, 5, dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [(torch.float16, torch.float32), (torch.complex64, torch.float32), (torch.float64, None)],
+)
+def test_normuon_keeps_one_number_a_row_in_float32_or_better(dtype, expected):
+    param = parameter(3, 4, 5, dtype=dtype)
     optimizer = libmuon.Muon([param], algorithm="normuon", batch_dims=1)
-    (entry,) = optimizer.state_dict()["state"].values()
+    saved = snapshot(optimizer)
+    (entry,) = saved["state"].values()
     assert set(entry) == {"momentum_buffer", "variance_neuron"}
     assert entry["variance_neuron"].shape == (3, 4, 1)
-    assert entry["variance_neuron"].dtype == torch.float32
+    optimizer.load_state_dict(saved)
+    assert optimizer.state[param]["variance_neuron"].dtype == (expected or dtype)
 
 
 def test_empty_saved_state_is_a_fresh_start():

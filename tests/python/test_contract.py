@@ -284,14 +284,16 @@ def test_schedule_equals_setting_lr_by_hand(options: OptionSet) -> None:
     params = parameters(options)
     by_hand = copies(params)
     optimizer = build(options, params)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=2)
     other = build(options, by_hand)
-    for step in range(3):
-        other.param_groups[0]["lr"] = options.lr * 0.5**step
+    for step, factor in enumerate((1.0, 0.5, 0.0)):
+        before = [p.detach().clone() for p in params]
+        other.param_groups[0]["lr"] = options.lr * factor
         train(optimizer, params, range(step, step + 1))
         train(other, by_hand, range(step, step + 1))
         schedule.step()
     assert_equal_bits([p.detach() for p in params], [p.detach() for p in by_hand])
+    assert_equal_bits([p.detach() for p in params], before)  # the last lr was zero
 
 
 @table
@@ -309,7 +311,10 @@ def test_tensor_hyperparameters_are_read_at_every_step_and_kept(options: OptionS
     train(other, plain, range(2))
     tensors["lr"].fill_(0.125)
     other.param_groups[0]["lr"] = 0.125
-    assert_equal_bits(train(optimizer, params, range(2, 4)), train(other, plain, range(2, 4)))
+    after = train(optimizer, params, range(2, 4))
+    assert_equal_bits(after, train(other, plain, range(2, 4)))
+    tensors["lr"].zero_()
+    assert_equal_bits(train(optimizer, params, range(4, 5)), after)
     assert all(optimizer.param_groups[0][key] is value for key, value in tensors.items())
 
 

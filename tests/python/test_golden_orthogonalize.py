@@ -38,8 +38,17 @@ def test_a11_named_schedules_match_their_numbers(case):
     case.check(got, case.expected["output"], "output")
 
 
+@pytest.mark.parametrize(
+    "case", golden.cases("ns_quintic", "polar_express", precisions=["bf16"]), ids=str
+)
+def test_a14_a_bfloat16_iteration_stays_within_its_bounds(case):
+    options = golden.orthogonalize_options(case.options)
+    got = libmuon.orthogonalize(case.inputs["x"], **options, compute_dtype="bfloat16")
+    case.check(got, case.expected["output"], "output")
+
+
 @pytest.mark.parametrize("case", golden.cases("scale_factors"), ids=str)
-def test_d1_b6_a_step_is_scaled_by_the_shape_factor(case):
+def test_d1_d2_b6_a_step_is_scaled_by_the_shape_factor(case):
     """A gradient with a single 1, no iteration and a norm of 1: the step is the factor."""
     dtype = golden.PRECISIONS[case.precision]
     for shape, factor in zip(case.inputs["shapes"], case.expected["factors"], strict=True):

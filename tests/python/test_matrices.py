@@ -45,6 +45,42 @@ def test_b1_b7_b8_a_convolution_is_flattened_and_keeps_its_shape(nonfinite):
     assert optimizer.state[param]["momentum_buffer"].shape == param.shape
 
 
+def test_b3_one_object_trains_kernels_matrices_and_biases():
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 4)
+    )
+    kernel, kernel_bias, weight, bias = model.parameters()
+    optimizer = libmuon.Muon(
+        [
+            {"params": [weight]},
+            {"params": [kernel], "flatten": True},
+            {"params": [kernel_bias, bias], "algorithm": "adamw", "lr": 3e-3},
+        ],
+        lr=0.02,
+    )
+    x, target = torch.randn(32, 3, 8, 8), torch.randint(4, (32,))
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "normuon"])
+def test_b4_rows_and_columns_by_their_dims(algorithm):
+    """[a, b, c, d] with rows (c, a), columns d and b a batch, against the permuted copy."""
+    param, grad = parameter(2, 3, 5, 4), torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    order = (1, 2, 0, 3)
+    copy = torch.nn.Parameter(param.detach().permute(order).reshape(3, 10, 4).clone())
+    step(param, grad, steps=2, algorithm=algorithm, rows=(2, 0), cols=(3,))
+    permuted = grad.permute(order).reshape(3, 10, 4)
+    step(copy, permuted, steps=2, algorithm=algorithm, batch_dims=1)
+    assert_close(param.permute(order).reshape(3, 10, 4), copy, bound=1e-13)
+
+
 @pytest.mark.parametrize(
     ("scale", "factor"),
     [
@@ -170,8 +206,10 @@ def test_strides_of_gradients_and_parameters_do_not_matter(layout, algorithm, dt
         leaf = torch.nn.Parameter(param.clone(memory_format=torch.preserve_format))
         step(leaf, strided, steps=2, algorithm=algorithm)
         results.append(leaf.detach())
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    # torch's fused Adam rounds otherwise in the remainders of its vector loops
+    rtol = 4 * torch.finfo(dtype).eps if algorithm == "adamw" else 0
+    torch.testing.assert_close(results[1], results[0], rtol=rtol, atol=rtol)
+    torch.testing.assert_close(results[2], results[0], rtol=rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("algorithm", ["muon", "normuon", "adamw"])
@@ -182,7 +220,8 @@ def test_an_expanded_gradient_is_its_full_tensor(algorithm):
         strided, full = (torch.nn.Parameter(start.clone()) for _ in range(2))
         step(strided, grad, algorithm=algorithm)
         step(full, grad.contiguous(), algorithm=algorithm)
-        assert torch.equal(strided.detach(), full.detach())
+        rtol = 4 * torch.finfo(torch.float32).eps if algorithm == "adamw" else 0
+        torch.testing.assert_close(strided, full, rtol=rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("options", [{"flatten": True}, {"batch_dims": 2}, {"rows": 1}], ids=str)

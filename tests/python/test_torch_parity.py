@@ -219,3 +219,25 @@ def test_state_dict_loads_into_torch_and_back_and_training_goes_on_alike(monkeyp
         train(optimizer, params, steps)
     for param, other in zip(params, expected, strict=True):
         torch.testing.assert_close(param.detach(), other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("algorithm", "cls"), [("adam", "Adam"), ("adamw", "AdamW")])
+def test_d7_adam_groups_equal_torchs_adam(algorithm, cls, weight_decay, amsgrad):
+    options = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "amsgrad": amsgrad}
+    options["weight_decay"] = weight_decay
+    start = [torch.randn(shape, dtype=torch.float64) for shape in ((6, 4), (7,), ())]
+    ours, theirs = ([torch.nn.Parameter(p.clone()) for p in start] for _ in range(2))
+    optimizer = libmuon.Muon([{"params": ours, "algorithm": algorithm, **options}])
+    other = getattr(torch.optim, cls)(theirs, **options)
+    for _ in range(STEPS):
+        for mine, theirs_too in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn_like(mine)
+            theirs_too.grad = mine.grad.clone()
+        optimizer.step()
+        other.step()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    for mine, theirs_too in zip(ours, theirs, strict=True):
+        for key, value in other.state[theirs_too].items():
+            torch.testing.assert_close(optimizer.state[mine][key], value, rtol=0, atol=1e-12)

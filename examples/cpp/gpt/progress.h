@@ -27,7 +27,7 @@ class Progress {
     const auto filled = static_cast<std::size_t>(kWidth * step / steps_);
     const std::string bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
     std::fprintf(
-        stderr, "%s%s %4ld/%ld  loss %.3f  validation %.3f  %5.1f ktok/s  ETA %ld:%02ld%s",
+        stderr, "%s%s %ld/%ld  loss %.3f  val %.3f  %.1f ktok/s  ETA %ld:%02ld %s",
         terminal_ ? "\r" : "", bar.c_str(), static_cast<long>(step), static_cast<long>(steps_),
         train_loss, validation_loss, rate * static_cast<double>(tokens_per_step_) / 1e3,
         seconds_left / 60, seconds_left % 60, terminal_ && step != steps_ ? "" : "\n");
@@ -36,7 +36,7 @@ class Progress {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::int64_t kWidth = 24;
+  static constexpr std::int64_t kWidth = 20;
 
   std::int64_t steps_;
   std::int64_t tokens_per_step_;
