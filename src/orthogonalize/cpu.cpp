@@ -93,16 +93,22 @@ class MatrixIteration {
   }
 
  private:
-  void gram(const at::Tensor& x) {
+  // Rounded once where a long run multiplies its error.
+  void gram(const at::Tensor& x, bool is_long_run) {
     const at::Tensor wide = is_tall_ ? x.t() : x;
-    symmetric_.compute(r_, wide, wide.t(), {}, 0.0, 1.0);
+    if (is_long_run) {
+      const at::Tensor wider = wide.to(at::kDouble);
+      r_.copy_(at::mm(wider, wider.t()));
+    } else {
+      symmetric_.compute(r_, wide, wide.t(), {}, 0.0, 1.0);
+    }
   }
 
   // x <- q x with q the product of the steps' polynomials. All square matrices
   // here are polynomials in the first r: they commute, and their products are
   // symmetric.
   void run_steps(at::Tensor& x, at::ArrayRef<Coefficients> steps) {
-    gram(x);
+    gram(x, steps.size() > 3);
     for (std::size_t k = 0; k < steps.size(); ++k) {
       const auto& [a, b, c] = steps[k];
       symmetric_.compute(z_, r_, r_, r_, b, c);
@@ -136,7 +142,7 @@ class MatrixIteration {
 } // namespace
 
 void iterate_cpu_(at::Tensor matrices, const Iteration& iteration) {
-  if (is_small(std::min(matrices.size(1), matrices.size(2)))) {
+  if (iteration.form != Form::Gram && is_small(std::min(matrices.size(1), matrices.size(2)))) {
     iterate_small_(matrices, iteration);
     return;
   }

@@ -68,9 +68,10 @@ TEST(MuonState, a_new_parameter_is_never_taken_for_one_that_was_freed) {
   const at::TensorImpl* const old = param.unsafeGetTensorImpl();
   param.reset();
   optimizer.param_groups()[0].params().clear();
-  for (std::uint64_t i = 0; i < 8; ++i) {
-    const at::Tensor fresh = parameter({4, 3}, i);
-    EXPECT_NE(fresh.unsafeGetTensorImpl(), old) << "its state would be found under this address";
+  std::vector<at::Tensor> fresh;
+  for (std::uint64_t i = 0; i < 100; ++i) {
+    fresh.push_back(parameter({4, 3}, i));
+    EXPECT_NE(fresh.back().unsafeGetTensorImpl(), old) << "it would find another's state";
   }
 }
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import json
 import re
 import subprocess
-import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -20,18 +20,14 @@ import torch
 from libmuon.options import ALGORITHM_OPTIONS, GROUP_CHECKS
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
-PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for path in ROOT.rglob("*.md")
-    if not {"build", "out", ".venv"} & set(path.relative_to(ROOT).parts)
-    and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
-)
-NOT_RUN = "<!-- not run: "
+if not (ROOT / "docs/index.md").exists():
+    pytest.skip("needs the repository's documentation", allow_module_level=True)
 
-pytestmark = pytest.mark.skipif(
-    not (DOCS / "index.md").exists(), reason="needs the repository's documentation"
-)
+GENERATED = {"build", "dist", "out"}
+FOLDERS = [f for f in ROOT.iterdir() if f.is_dir() and f.name[0] != "." and f.name not in GENERATED]
+FILES = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in folder.rglob("*.md"))])
+PAGES = [path.relative_to(ROOT).as_posix() for path in FILES]
+NOT_RUN = "<!-- not run: "
 
 
 class Fence(NamedTuple):
@@ -65,8 +61,10 @@ def fences(page: str) -> list[Fence]:
     return found
 
 
-def with_fences(language: str) -> list[str]:
-    return [page for page in PAGES if any(f.language == language and f.is_run for f in fences(page))]
+def pages_with(language: str) -> list[str]:
+    return [
+        page for page in PAGES if any(f.language == language and f.is_run for f in fences(page))
+    ]
 
 
 def table(page: str, first_cell: str) -> list[list[str]]:
@@ -90,7 +88,7 @@ def strict() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("strict")
-@pytest.mark.parametrize("page", with_fences("python"))
+@pytest.mark.parametrize("page", pages_with("python"))
 def test_python_blocks_run_in_order_and_print_what_the_page_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__docs__"}
@@ -129,13 +127,6 @@ def test_documented_cpp_programs_run(program):
     assert built.exists(), f"{program} is not built: make build"
     done = subprocess.run([built], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_documented_python_program_runs():
-    path = ROOT / "examples/python/quickstart.py"
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[-1]) < 0.5
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -229,6 +220,15 @@ def test_shape_factor_table_holds():
             choice = re.findall(r'"(\w+)"', mode)[0]
             optimizer = libmuon.Muon([param], lr=1.0, adjust_lr_fn=choice)
             assert number == f"{optimizer.effective_lr(param)[0]:.4g}", (mode, shape)
+
+
+def test_demo_numbers_are_those_of_the_result_file():
+    recorded = json.loads((ROOT / "benchmarks/results/demo_tune.json").read_text(encoding="utf-8"))
+    losses = "{seed} {adamw:.3f} {muon:.3f} {muon_steps_to_adamw_final}"
+    expected = [losses.format(**run).split() for run in recorded["seeds"]]
+    assert table("README.md", "seed") == expected
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "AdamW {adamw}, Muon {muon}".format(**recorded["chosen"]) in text
 
 
 def test_version_is_the_same_everywhere():

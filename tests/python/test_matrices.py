@@ -60,7 +60,7 @@ def test_b3_one_object_trains_kernels_matrices_and_biases():
     )
     x, target = torch.randn(32, 3, 8, 8), torch.randint(4, (32,))
     losses = []
-    for _ in range(20):
+    for _ in range(60):
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), target)
         loss.backward()

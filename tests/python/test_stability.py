@@ -29,14 +29,8 @@ TABLE = {
     "polar_express_paper": (SCHEDULES["polar_express_paper"], 1.01, 9e-3),
     "cans": (SCHEDULES["cans"], 1.01, 9e-3),
 }
-NO_RESTART = {
-    "muon": 1e-3,
-    "you": 5e-3,
-    "polar_express_1.05": 2e-2,
-    "polar_express": 2e-2,
-    "polar_express_paper": 3e-2,
-    "cans": 0.1,
-}
+# Those whose coefficients grow slowly enough for a run of five steps.
+NO_RESTART = ("muon", "you", "polar_express_1.05")
 # The inputs on which the forms differ most; the others add seconds and nothing else at large n.
 WORST = ("repeated_rows", "ones_noise", "positive_rank_64")
 SIZES = [(n, name) for n in (64, 128, 256) for name in INPUTS]
@@ -68,12 +62,10 @@ def test_a13_float32_forms_stay_within_their_bounds(n, name):
     for schedule in schedules(n):
         rows, norm_factor, bound = TABLE[schedule]
         exact = spectrum.orthogonalized(rows, norm_factor)
-        for form in ("auto", "standard", "gram_x_restart"):
+        forms = ["auto", "standard", "gram_x_restart"]
+        for form in [*forms, "gram"] if schedule in NO_RESTART else forms:
             error = relative_error(run(x, schedule, form=form), exact)
             assert error <= bound, f"{schedule} {form}: {error:.1e}"
-        # without restart, for those who ask for it: errors grow with the run's coefficients
-        error = relative_error(run(x, schedule, form="gram"), exact)
-        assert error <= NO_RESTART[schedule], f"{schedule} gram: {error:.1e}"
 
 
 @pytest.mark.parametrize(("n", "name"), [s for s in SIZES if s[0] < 512])
@@ -130,17 +122,23 @@ def test_the_reference_agrees_with_a_singular_value_decomposition(name):
 @pytest.mark.parametrize("steps", range(5, 11))
 @pytest.mark.parametrize("condition", [1e6, 1e8, 1e10])
 def test_a13_ill_conditioned_matrices_and_many_steps(condition, steps):
-    """Every form stays in the band of the exact polynomial and near the standard form."""
+    """Every form stays in the polynomials' band and near the standard form.
+
+    Rounding may move a small singular value anywhere in a step's band, so a band is what the step
+    makes of the whole band before it.
+    """
     n = 96
     u, _ = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64))
     v, _ = torch.linalg.qr(torch.randn(2 * n, n, dtype=torch.float64))
     sigma = torch.logspace(0, -torch.tensor(condition).log10().item(), n, dtype=torch.float64)
     x = ((u * sigma) @ v.mT).float()
-    grid = torch.linspace(0, 1, 100001, dtype=torch.float64)
     for schedule in ("muon", "polar_express", "polar_express_paper", "you"):
         rows, norm_factor, _ = TABLE[schedule]
         rows = [*rows, *[rows[-1]] * steps][:steps]
-        top = polynomial(grid / norm_factor, rows).max().item()
+        top = 1 / norm_factor
+        for row in rows:
+            grid = torch.linspace(0, top, 10001, dtype=torch.float64)
+            top = polynomial(grid, [row]).max().item()
         standard = run(x, schedule, ns_steps=steps, form="standard")
         for form in ("auto", "gram", "gram_x_restart"):
             got = run(x, schedule, ns_steps=steps, form=form)
