@@ -10,9 +10,9 @@
 namespace muon::detail {
 
 const MuonOptions& own_options(const torch::optim::OptimizerParamGroup& group, std::size_t index) {
-  static const MuonOptions kNone;
+  static const MuonOptions none;
   if (!group.has_options()) {
-    return kNone;
+    return none;
   }
   const auto* options = dynamic_cast<const MuonOptions*>(&group.options());
   TORCH_CHECK_TYPE(

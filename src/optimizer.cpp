@@ -18,6 +18,8 @@ using torch::optim::OptimizerParamGroup;
 
 namespace {
 
+constexpr PlanHandle kNoPlan = -1; // free_plan ignores it
+
 OptimizerParamGroup named_group(const torch::OrderedDict<std::string, at::Tensor>& named_params) {
   auto options = std::make_unique<MuonOptions>();
   options->param_names(named_params.keys());
@@ -61,7 +63,7 @@ struct Muon::Cache {
   std::vector<Param> params;
   std::vector<MuonOptions> options; // of every group, as last checked
   std::size_t resolved = 0; // so many groups have gone through `resolve`
-  std::optional<PlanHandle> plan;
+  PlanHandle plan = kNoPlan;
   at::Tensor hyper; // float64 [groups, Hyper::kCount]
   at::Tensor skipped; // int64 [params]
 
@@ -69,9 +71,7 @@ struct Muon::Cache {
   Cache(const Cache&) = delete;
   Cache& operator=(const Cache&) = delete;
   ~Cache() {
-    if (plan) {
-      free_plan(*plan);
-    }
+    free_plan(plan);
   }
 
   bool holds(const Live& live) const {
@@ -100,8 +100,11 @@ struct Muon::Cache {
       const MuonOptions& current = muon.options(g);
       if (!(options[g] == current)) {
         current.check(detail::group_label(current, g));
-        fits = fits && options[g].same_plan(current);
-        options[g] = current;
+        if (options[g].same_plan(current)) {
+          options[g] = current;
+        } else {
+          fits = false;
+        }
       }
     }
     return fits;
@@ -214,7 +217,7 @@ void Muon::scaled_step(const at::Tensor& grad_scale, const at::Tensor& found_inf
 
 void Muon::update(const at::Tensor& grad_scale, const at::Tensor& found_inf) {
   const Live live(param_groups_);
-  if (!cache_->follow(*this) || !cache_->plan || !cache_->holds(live)) {
+  if (!cache_->follow(*this) || cache_->plan == kNoPlan || !cache_->holds(live)) {
     rebuild(live);
   }
   std::vector<at::Tensor> grads;
@@ -238,7 +241,7 @@ void Muon::update(const at::Tensor& grad_scale, const at::Tensor& found_inf) {
     options(g).write_hyper(row);
   }
   step_(
-      *cache_->plan, live.params, grads, state, cache_->hyper, grad_scale, found_inf,
+      cache_->plan, live.params, grads, state, cache_->hyper, grad_scale, found_inf,
       cache_->skipped);
 }
 

@@ -7,8 +7,8 @@ root=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# With the warning flags of the development build, so that ccache, where installed, compiles nothing twice.
-pip wheel . --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$work/dist" \
+# With the compiler and the warning flags of the development build, so that ccache, where installed, compiles nothing twice.
+CXX=${CXX:-$(command -v c++)} pip wheel . --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$work/dist" \
   -C cmake.define.MUON_WERROR=ON
 python -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$work"/dist/libmuon-*.whl

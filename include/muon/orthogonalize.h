@@ -16,7 +16,7 @@ namespace muon {
 enum class Form : std::uint8_t {
   Auto, ///< chosen by `choose_form` from device, dtype, shape and schedule
   Standard, ///< A = XX^H, X <- aX + (bA + cA^2)X in every step
-  Gram, ///< 5 steps on one Gram matrix, X read twice (float32, float64)
+  Gram, ///< 5 steps on one Gram matrix (float64 on a CPU), X read twice
   GramXRestart, ///< Gram, with X rewritten after 2 steps, then every 3
 };
 

@@ -24,7 +24,8 @@ struct AdamTensors {
 };
 
 struct AdamRule {
-  double lr;
+  double lr; // of the update, lr_multiplier included
+  double shrink; // decoupled decay: lr * weight_decay without the multiplier
   double weight_decay;
   double beta1;
   double beta2;
@@ -35,6 +36,7 @@ struct AdamRule {
 
   AdamRule(const HyperRow& hyper, const GroupSpec& spec)
       : lr(hyper[Hyper::kLr] * hyper[Hyper::kLrMultiplier]),
+        shrink(hyper[Hyper::kLr] * hyper[Hyper::kWeightDecay]),
         weight_decay(hyper[Hyper::kWeightDecay]),
         beta1(hyper[Hyper::kBeta1]),
         beta2(hyper[Hyper::kBeta2]),
@@ -42,10 +44,14 @@ struct AdamRule {
         maximize(hyper.flag(Hyper::kMaximize)),
         amsgrad(spec.amsgrad),
         decoupled(spec.decoupled) {
-    // The multiplier scales the update alone; decoupled decay is lr * decay.
-    if (decoupled && hyper[Hyper::kLrMultiplier] != 0.0) {
-      weight_decay /= hyper[Hyper::kLrMultiplier];
+    // torch's fused kernel decays by its own lr times weight_decay.
+    if (decoupled && lr != 0.0) {
+      weight_decay = shrink / lr;
     }
+  }
+
+  bool is_fusable() const {
+    return !decoupled || lr != 0.0 || shrink == 0.0;
   }
 };
 
@@ -120,7 +126,7 @@ void single_(const AdamTensors& t, const AdamRule& rule) {
     g = g.neg();
   }
   if (rule.decoupled) {
-    p = p * (1.0 - rule.lr * rule.weight_decay);
+    p = p * (1.0 - rule.shrink);
   } else if (rule.weight_decay != 0.0) {
     g = g + p * rule.weight_decay;
   }
@@ -163,12 +169,13 @@ void adam_(
     if (tensors.param.numel() == 0) {
       continue;
     }
-    if (!has_one_dtype(tensors)) {
-      single_(tensors, AdamRule(HyperRow(hyper, groups[i]), spec));
+    const AdamRule rule(HyperRow(hyper, groups[i]), spec);
+    if (!has_one_dtype(tensors) || !rule.is_fusable()) {
+      single_(tensors, rule);
     } else if (has_one_layout(tensors)) {
       fusable[groups[i]].push_back(tensors);
     } else {
-      fused_on_copies_(tensors, AdamRule(HyperRow(hyper, groups[i]), spec));
+      fused_on_copies_(tensors, rule);
     }
   }
   for (const auto& [group, tensors] : fusable) {

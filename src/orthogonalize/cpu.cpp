@@ -69,14 +69,16 @@ class SymmetricProduct {
   std::int64_t block_;
 };
 
-// One matrix and the workspace of its iteration.
+// One matrix and the workspace of its iteration. A run without restart
+// multiplies the rounding errors of its square matrices, which are therefore
+// held in float64.
 class MatrixIteration {
  public:
-  MatrixIteration(const at::Tensor& like, std::int64_t rows, std::int64_t cols)
+  MatrixIteration(const at::Tensor& like, Form form, std::int64_t rows, std::int64_t cols)
       : is_tall_(rows > cols),
         n_(std::min(rows, cols)),
         symmetric_(n_),
-        r_(at::empty({n_, n_}, like.options())),
+        r_(at::empty({n_, n_}, form == Form::Gram ? like.options().dtype(at::kDouble) : like.options())),
         z_(at::empty_like(r_)),
         w_(at::empty_like(r_)),
         q_(at::empty_like(r_)),
@@ -93,22 +95,16 @@ class MatrixIteration {
   }
 
  private:
-  // Rounded once where a long run multiplies its error.
-  void gram(const at::Tensor& x, bool is_long_run) {
-    const at::Tensor wide = is_tall_ ? x.t() : x;
-    if (is_long_run) {
-      const at::Tensor wider = wide.to(at::kDouble);
-      r_.copy_(at::mm(wider, wider.t()));
-    } else {
-      symmetric_.compute(r_, wide, wide.t(), {}, 0.0, 1.0);
-    }
+  void gram(const at::Tensor& x) {
+    const at::Tensor wide = (is_tall_ ? x.t() : x).to(r_.scalar_type());
+    symmetric_.compute(r_, wide, wide.t(), {}, 0.0, 1.0);
   }
 
   // x <- q x with q the product of the steps' polynomials. All square matrices
   // here are polynomials in the first r: they commute, and their products are
   // symmetric.
   void run_steps(at::Tensor& x, at::ArrayRef<Coefficients> steps) {
-    gram(x, steps.size() > 3);
+    gram(x);
     for (std::size_t k = 0; k < steps.size(); ++k) {
       const auto& [a, b, c] = steps[k];
       symmetric_.compute(z_, r_, r_, r_, b, c);
@@ -124,7 +120,8 @@ class MatrixIteration {
         std::swap(q_, next_q_);
       }
     }
-    at::mm_out(next_x_, is_tall_ ? x : q_, is_tall_ ? q_ : x);
+    const at::Tensor q = q_.to(x.scalar_type());
+    at::mm_out(next_x_, is_tall_ ? x : q, is_tall_ ? q : x);
     x.copy_(next_x_);
   }
 
@@ -146,7 +143,7 @@ void iterate_cpu_(at::Tensor matrices, const Iteration& iteration) {
     iterate_small_(matrices, iteration);
     return;
   }
-  MatrixIteration one(matrices, matrices.size(1), matrices.size(2));
+  MatrixIteration one(matrices, iteration.form, matrices.size(1), matrices.size(2));
   for (std::int64_t i = 0; i < matrices.size(0); ++i) {
     one.run(matrices.select(0, i), iteration);
   }

@@ -19,7 +19,7 @@ Form choose_form(
   }
   // In units of n^3 with symmetric products and 5 steps: 15m/n + 5 in standard
   // form, 14 + 6m/n with one restart. Without restart 17 + 3m/n, but errors grow
-  // with every step (several 1e-4 in float32): left to those who ask for it.
+  // with every step and so the square matrices are float64: left to those who ask.
   return 2 * m >= 3 * n ? Form::GramXRestart : Form::Standard;
 }
 

@@ -43,8 +43,8 @@ Muon saved_shape(
   return optimizer;
 }
 
-void PrintTo(const BadFile& row, std::ostream* out) {
-  *out << row.name;
+std::ostream& operator<<(std::ostream& out, const BadFile& row) {
+  return out << row.name;
 }
 
 class MuonLoadRefuses : public ::testing::TestWithParam<BadFile> {};

@@ -103,6 +103,7 @@ TEST_P(Contract, E5_saves_and_loads_before_the_first_step) {
   steps(straight, 1, 2);
   Muon loaded = make();
   load(loaded, save(make()));
+  EXPECT_EQ(loaded.state().size(), parameters_of(loaded).size()) << "the file has all state";
   steps(loaded, 1, 2);
   EXPECT_TRUE(same_bits(loaded, straight));
 }
@@ -180,7 +181,7 @@ TEST_P(Contract, D20_a_missing_gradient_leaves_parameter_and_state_alone) {
   Muon optimizer = make();
   step(optimizer, 1);
   const auto params = parameters_of(optimizer);
-  const at::Tensor idle = params.back();
+  const at::Tensor& idle = params.back();
   const at::Tensor value = idle.detach().clone();
   const std::string state = save(optimizer);
   set_gradients(params, 2);

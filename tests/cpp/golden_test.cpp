@@ -34,9 +34,7 @@ TEST_P(GoldenOrthogonalize, A5_matches_the_exact_polynomial) {
 INSTANTIATE_TEST_SUITE_P(
     ns_quintic, GoldenOrthogonalize, ::testing::ValuesIn(golden_cases("ns_quintic.json")), name_of);
 INSTANTIATE_TEST_SUITE_P(
-    polar_express,
-    GoldenOrthogonalize,
-    ::testing::ValuesIn(golden_cases("polar_express.json")),
+    polar_express, GoldenOrthogonalize, ::testing::ValuesIn(golden_cases("polar_express.json")),
     name_of);
 
 // --- shape factors -------------------------------------------------------------------------------
@@ -105,9 +103,7 @@ Problem read_problem(const GoldenCase& golden) {
 }
 
 std::vector<at::Tensor> read_grads(
-    const GoldenCase& golden,
-    const std::vector<std::string>& names,
-    const Json& encoded) {
+    const GoldenCase& golden, const std::vector<std::string>& names, const Json& encoded) {
   std::vector<at::Tensor> grads;
   for (const std::string& name : names) {
     grads.push_back(encoded.at(name).is_null() ? at::Tensor() : tensor(golden, encoded.at(name)));
@@ -188,10 +184,8 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     normuon, GoldenOptimizer, ::testing::ValuesIn(golden_cases("muonium_normuon.json")), name_of);
 INSTANTIATE_TEST_SUITE_P(
-    neuralops_qkan_adamw,
-    GoldenOptimizer,
-    ::testing::ValuesIn(golden_cases("neuralops_qkan_adamw.json")),
-    name_of);
+    neuralops_qkan_adamw, GoldenOptimizer,
+    ::testing::ValuesIn(golden_cases("neuralops_qkan_adamw.json")), name_of);
 
 // --- momentum forms ------------------------------------------------------------------------------
 
@@ -211,11 +205,8 @@ class GoldenMomentum : public ::testing::TestWithParam<GoldenCase> {
     hyper[Hyper::kHeavyBall] = heavy_ball ? 1.0 : 0.0;
     const at::Tensor param = at::zeros_like(tensor(golden, golden.inputs.at("grads").at(0)));
     return std::make_unique<Stepper>(
-        std::vector<std::string>{"weight"},
-        std::vector<at::Tensor>{param},
-        std::vector<std::int64_t>{0},
-        std::vector<GroupSpec>{spec},
-        std::vector<at::Tensor>{hyper});
+        std::vector<std::string>{"weight"}, std::vector<at::Tensor>{param},
+        std::vector<std::int64_t>{0}, std::vector<GroupSpec>{spec}, std::vector<at::Tensor>{hyper});
   }
 
   static void step(const GoldenCase& golden, Stepper& run, std::size_t t) {
@@ -258,17 +249,14 @@ TEST_P(GoldenMomentum, D21_a_buffer_converts_by_one_minus_mu) {
     const char* converted = to_ema ? "heavy_ball_as_ema" : "ema_as_heavy_ball";
     expect_within(golden, buffer, conversion.at(converted), "conversion", converted);
     step(golden, *into, after);
-    const char* next =
-        to_ema ? "next_ema_after_conversion" : "next_heavy_ball_after_conversion";
+    const char* next = to_ema ? "next_ema_after_conversion" : "next_heavy_ball_after_conversion";
     expect_within(golden, buffer, conversion.at(next), "conversion", next);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    momentum_conversion,
-    GoldenMomentum,
-    ::testing::ValuesIn(golden_cases("momentum_conversion.json")),
-    name_of);
+    momentum_conversion, GoldenMomentum,
+    ::testing::ValuesIn(golden_cases("momentum_conversion.json")), name_of);
 
 } // namespace
 } // namespace muon::testing

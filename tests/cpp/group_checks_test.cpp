@@ -26,8 +26,8 @@ struct BadGroup {
   std::string names; // what it must also mention
 };
 
-void PrintTo(const BadGroup& row, std::ostream* out) {
-  *out << row.name;
+std::ostream& operator<<(std::ostream& out, const BadGroup& row) {
+  return out << row.name;
 }
 
 class MuonRefuses : public ::testing::TestWithParam<BadGroup> {};
@@ -200,6 +200,22 @@ TEST(MuonErrors, an_option_changed_to_a_bad_value) {
       {"momentum should be <= 1 but is: 1.5"}));
   EXPECT_TRUE(bit_equal(snapshot(params), before));
   optimizer.options(0).momentum(0.5);
+  optimizer.step();
+}
+
+TEST(MuonErrors, a_layout_changed_to_a_bad_one_fails_at_every_step) {
+  const std::vector<at::Tensor> params = {some()};
+  Muon optimizer(params, MuonOptions(0.1));
+  set_gradients(params, 1);
+  optimizer.step();
+  optimizer.options(0).split_sizes({1, 1});
+  const auto before = snapshot(params);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(mentions(
+        message_of<c10::ValueError>([&] { optimizer.step(); }), {"split_sizes must sum to"}));
+  }
+  EXPECT_TRUE(bit_equal(snapshot(params), before));
+  optimizer.options(0).split_sizes({1, 3});
   optimizer.step();
 }
 

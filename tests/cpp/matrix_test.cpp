@@ -208,14 +208,12 @@ TEST(Matrix, D1_D3_shape_factors) {
     std::int64_t rows, cols;
     double original, match_rms, spectral;
   };
-  for (const auto& [rows, cols, original, match_rms, spectral] : {
-           Row{4, 4, 1.0, 0.4, 1.0},
-           Row{1024, 256, 2.0, 6.4, 2.0},
-           Row{256, 1024, 1.0, 6.4, 0.5},
-           Row{256, 9, 16.0 / 3.0, 3.2, 16.0 / 3.0},
-           Row{1, 4, 1.0, 0.4, 0.5},
-           Row{4, 1, 2.0, 0.4, 2.0},
-       }) {
+  const std::vector<Row> table = {
+      {4, 4, 1.0, 0.4, 1.0},      {1024, 256, 2.0, 6.4, 2.0},
+      {256, 1024, 1.0, 6.4, 0.5}, {256, 9, 16.0 / 3.0, 3.2, 16.0 / 3.0},
+      {1, 4, 1.0, 0.4, 0.5},      {4, 1, 2.0, 0.4, 2.0},
+  };
+  for (const auto& [rows, cols, original, match_rms, spectral] : table) {
     EXPECT_DOUBLE_EQ(shape_factor(AdjustLr::Original, rows, cols), original);
     EXPECT_DOUBLE_EQ(shape_factor(AdjustLr::MatchRmsAdamw, rows, cols), match_rms);
     EXPECT_DOUBLE_EQ(shape_factor(AdjustLr::SpectralUnclamped, rows, cols), spectral);

@@ -126,8 +126,8 @@ struct DtypeMix {
   std::optional<c10::ScalarType> state;
 };
 
-void PrintTo(const DtypeMix& mix, std::ostream* out) {
-  *out << mix.param << " " << mix.grad;
+std::ostream& operator<<(std::ostream& out, const DtypeMix& mix) {
+  return out << mix.param << " " << mix.grad;
 }
 
 class MuonDtypes : public ::testing::TestWithParam<DtypeMix> {};
@@ -189,8 +189,8 @@ struct Strided {
   std::vector<std::int64_t> sizes;
 };
 
-void PrintTo(const Strided& row, std::ostream* out) {
-  *out << row.name;
+std::ostream& operator<<(std::ostream& out, const Strided& row) {
+  return out << row.name;
 }
 
 class MuonStrides : public ::testing::TestWithParam<Strided> {};

@@ -89,6 +89,13 @@ TEST(MuonGroups, H2_defaults_fill_groups_without_options) {
   EXPECT_EQ(std::as_const(optimizer).options(0).weight_decay(), 0.3);
 }
 
+TEST(MuonGroups, an_optimizer_without_parameters_steps_saves_and_loads) {
+  Muon optimizer(Groups{}, kDefaults);
+  optimizer.step();
+  load(optimizer, save(optimizer));
+  EXPECT_EQ(optimizer.skipped().size(), 0U);
+}
+
 TEST(MuonGroups, the_callers_options_stay_as_they_are) {
   const MuonOptions mine = MuonOptions().momentum(0.5);
   const Groups groups = {group({parameter({4, 3})}, mine)};

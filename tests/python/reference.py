@@ -17,6 +17,20 @@ def polynomial(sigma: Tensor, coefficients: Sequence[Triple]) -> Tensor:
     return sigma
 
 
+def steepest_slope(coefficients: Sequence[Triple], norm_factor: float = 1.0) -> float:
+    """The largest |p'| of a schedule's polynomial, counted from any of its steps on."""
+    x = torch.linspace(0, 1 / norm_factor, 2001, dtype=torch.float64)
+    slopes = []
+    for a, b, c in coefficients:
+        slopes.append(a + 3 * b * x**2 + 5 * c * x**4)
+        x = a * x + b * x**3 + c * x**5
+    product, steepest = torch.ones_like(x), 1.0
+    for slope in reversed(slopes):
+        product = product * slope
+        steepest = max(steepest, product.abs().max().item())
+    return steepest
+
+
 def divisor(norm: Tensor, normalization: str, norm_factor: float, eps: float) -> Tensor:
     """What a matrix of Frobenius norm `norm` is divided by."""
     scaled = norm * norm_factor

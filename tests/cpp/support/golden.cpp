@@ -21,12 +21,8 @@ std::vector<GoldenCase> golden_cases(const std::string& file) {
   for (const Json& json : array) {
     for (const auto& [precision, dtype] : {std::pair{"fp64", at::kDouble}, {"fp32", at::kFloat}}) {
       cases.push_back(
-          {json.at("name"),
-           json.at("options"),
-           json.at("inputs"),
-           json.at("expected"),
-           json.at("tolerance").at(precision),
-           dtype});
+          {json.at("name"), json.at("options"), json.at("inputs"), json.at("expected"),
+           json.at("tolerance").at(precision), dtype});
     }
   }
   return cases;
@@ -46,11 +42,8 @@ at::Tensor tensor(const GoldenCase& golden, const Json& encoded) {
 }
 
 void expect_within(
-    const GoldenCase& golden,
-    const at::Tensor& got,
-    const Json& encoded,
-    const std::string& quantity,
-    const std::string& where) {
+    const GoldenCase& golden, const at::Tensor& got, const Json& encoded,
+    const std::string& quantity, const std::string& where) {
   GoldenCase exact = golden;
   exact.dtype = at::kDouble;
   const at::Tensor expected = tensor(exact, encoded);

@@ -39,11 +39,8 @@ at::Tensor tensor(const GoldenCase& golden, const Json& encoded);
 
 /// Fails the test if `got` is further from `encoded` than the case allows for `quantity`.
 void expect_within(
-    const GoldenCase& golden,
-    const at::Tensor& got,
-    const Json& encoded,
-    const std::string& quantity,
-    const std::string& where);
+    const GoldenCase& golden, const at::Tensor& got, const Json& encoded,
+    const std::string& quantity, const std::string& where);
 
 /// How the options of a case are said to libmuon: the one place that knows.
 OrthogonalizeOptions orthogonalize_options(const Json& ortho);

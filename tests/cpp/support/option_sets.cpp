@@ -39,8 +39,8 @@ OptionSet whole_model() {
 
 } // namespace
 
-void PrintTo(const OptionSet& set, std::ostream* out) {
-  *out << set.name;
+std::ostream& operator<<(std::ostream& out, const OptionSet& set) {
+  return out << set.name;
 }
 
 std::vector<OptionSet> option_sets() {

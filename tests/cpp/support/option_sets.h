@@ -15,7 +15,7 @@ struct OptionSet {
   std::function<std::vector<torch::optim::OptimizerParamGroup>()> make;
 };
 
-void PrintTo(const OptionSet& set, std::ostream* out);
+std::ostream& operator<<(std::ostream& out, const OptionSet& set);
 
 /// The learning rate of every group of every set.
 constexpr double kLr = 0.05;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <limits>
 #include <numeric>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -18,9 +19,8 @@ std::uint64_t test_seed() {
 
 at::Tensor random_tensor(c10::IntArrayRef sizes, bool is_complex, std::uint64_t salt) {
   const std::uint64_t hash = std::accumulate(
-      sizes.begin(), sizes.end(), test_seed() * 1000003 + salt, [](std::uint64_t h, std::int64_t s) {
-        return h * 31 + static_cast<std::uint64_t>(s);
-      });
+      sizes.begin(), sizes.end(), test_seed() * 1000003 + salt,
+      [](std::uint64_t h, std::int64_t s) { return h * 31 + static_cast<std::uint64_t>(s); });
   auto generator = at::detail::createCPUGenerator(hash);
   return at::randn(sizes, generator, is_complex ? at::kComplexDouble : at::kDouble);
 }
@@ -47,6 +47,25 @@ at::Tensor exact_orthogonalize(const at::Tensor& x, const OrthogonalizeOptions& 
     y = a * y + b * y.pow(3) + c * y.pow(5);
   }
   return at::matmul(u * y.unsqueeze(-2), vh);
+}
+
+double steepest_slope(const Schedule& schedule) {
+  constexpr int kPoints = 2000;
+  double steepest = 1.0;
+  for (int i = 0; i <= kPoints; ++i) {
+    double x = i / (kPoints * schedule.norm_factor);
+    std::vector<double> slopes;
+    for (const auto& [a, b, c] : schedule.coefficients) {
+      slopes.push_back(a + 3 * b * x * x + 5 * c * std::pow(x, 4));
+      x = a * x + b * std::pow(x, 3) + c * std::pow(x, 5);
+    }
+    double product = 1.0;
+    for (std::size_t k = slopes.size(); k-- > 0;) {
+      product *= slopes[k];
+      steepest = std::max(steepest, std::abs(product));
+    }
+  }
+  return steepest;
 }
 
 double relative_error(const at::Tensor& got, const at::Tensor& expected) {

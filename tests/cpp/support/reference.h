@@ -23,6 +23,9 @@ at::Tensor with_spectrum(std::int64_t rows, std::int64_t cols, const at::Tensor&
 /// last two dims, with a scalar polynomial p, in float64 or complex128.
 at::Tensor exact_orthogonalize(const at::Tensor& x, const OrthogonalizeOptions& options);
 
+/// The largest |p'| of a schedule's polynomial, counted from any of its steps on.
+double steepest_slope(const Schedule& schedule);
+
 /// |got - expected|_F / |expected|_F in double precision; 0 for empty tensors, infinite for NaN.
 double relative_error(const at::Tensor& got, const at::Tensor& expected);
 

@@ -10,16 +10,15 @@ at::ScalarType state_dtype(const StateTensor& slot, at::ScalarType param) {
   if (slot.like_param) {
     return param;
   }
-  return slot.sizes.empty() ? at::kFloat : at::promote_types(c10::toRealValueType(param), at::kFloat);
+  return slot.sizes.empty() ? at::kFloat
+                            : at::promote_types(c10::toRealValueType(param), at::kFloat);
 }
 
 } // namespace
 
 Stepper::Stepper(
-    std::vector<std::string> names,
-    std::vector<at::Tensor> params,
-    const std::vector<std::int64_t>& groups,
-    const std::vector<GroupSpec>& specs,
+    std::vector<std::string> names, std::vector<at::Tensor> params,
+    const std::vector<std::int64_t>& groups, const std::vector<GroupSpec>& specs,
     const std::vector<at::Tensor>& hyper_rows)
     : params_(std::move(params)), hyper_(at::stack(hyper_rows)) {
   for (std::size_t i = 0; i < names.size(); ++i) {

@@ -16,10 +16,8 @@ class Stepper {
  public:
   /// `groups[i]` is the index of parameter i's entry in `specs` and `hyper_rows`.
   Stepper(
-      std::vector<std::string> names,
-      std::vector<at::Tensor> params,
-      const std::vector<std::int64_t>& groups,
-      const std::vector<GroupSpec>& specs,
+      std::vector<std::string> names, std::vector<at::Tensor> params,
+      const std::vector<std::int64_t>& groups, const std::vector<GroupSpec>& specs,
       const std::vector<at::Tensor>& hyper_rows);
   ~Stepper();
 
