@@ -73,24 +73,16 @@ std::vector<at::Tensor> or_undefined(Tensors optional) {
 }
 
 void step_op(
-    std::int64_t plan,
-    at::TensorList params,
-    Tensors grads,
-    at::TensorList state,
-    const at::Tensor& hyper,
-    const std::optional<at::Tensor>& grad_scale,
-    const std::optional<at::Tensor>& found_inf,
-    const std::optional<at::Tensor>& skipped) {
+    std::int64_t plan, at::TensorList params, Tensors grads, at::TensorList state,
+    const at::Tensor& hyper, const std::optional<at::Tensor>& grad_scale,
+    const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& skipped) {
   step_(
       plan, params, or_undefined(grads), state, hyper, grad_scale.value_or(at::Tensor()),
       found_inf.value_or(at::Tensor()), skipped.value_or(at::Tensor()));
 }
 
 void muon_op(
-    at::TensorList params,
-    Tensors grads,
-    at::TensorList momentum_buffers,
-    const at::Tensor& hyper,
+    at::TensorList params, Tensors grads, at::TensorList momentum_buffers, const at::Tensor& hyper,
     std::string_view spec) {
   muon_(params, or_undefined(grads), momentum_buffers, hyper, spec);
 }
@@ -115,14 +107,13 @@ std::vector<GroupSpec> parse_all(const std::vector<std::string>& texts) {
 }
 
 std::int64_t create_plan_op(
-    at::TensorList params,
-    at::IntArrayRef groups,
-    const std::vector<std::string>& specs,
+    at::TensorList params, at::IntArrayRef groups, const std::vector<std::string>& specs,
     const std::vector<std::string>& names) {
   return create_plan(params, groups, parse_all(specs), names);
 }
 
-std::vector<std::string> state_layout_op(std::string_view spec, at::IntArrayRef sizes, std::string_view name) {
+std::vector<std::string> state_layout_op(
+    std::string_view spec, at::IntArrayRef sizes, std::string_view name) {
   std::vector<std::string> texts;
   for (const StateTensor& state : state_layout(parse_group_spec(spec), sizes, name)) {
     const std::string dims = state.sizes.empty() ? "-" : c10::Join(",", state.sizes);
@@ -131,7 +122,8 @@ std::vector<std::string> state_layout_op(std::string_view spec, at::IntArrayRef 
   return texts;
 }
 
-std::vector<std::int64_t> matrix_shapes_op(std::string_view spec, at::IntArrayRef sizes, std::string_view name) {
+std::vector<std::int64_t> matrix_shapes_op(
+    std::string_view spec, at::IntArrayRef sizes, std::string_view name) {
   std::vector<std::int64_t> flat;
   for (const MatrixShape& shape : matrix_shapes(sizes, parse_group_spec(spec).layout, name)) {
     flat.insert(flat.end(), {shape.batch, shape.rows, shape.cols});
@@ -139,7 +131,8 @@ std::vector<std::int64_t> matrix_shapes_op(std::string_view spec, at::IntArrayRe
   return flat;
 }
 
-std::vector<double> shape_factors_op(std::string_view spec_text, at::IntArrayRef sizes, std::string_view name) {
+std::vector<double> shape_factors_op(
+    std::string_view spec_text, at::IntArrayRef sizes, std::string_view name) {
   const GroupSpec spec = parse_group_spec(spec_text);
   std::vector<double> factors;
   for (const MatrixShape& shape : matrix_shapes(sizes, spec.layout, name)) {

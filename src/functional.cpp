@@ -58,11 +58,8 @@ class PlanCache {
 } // namespace
 
 void muon_(
-    at::TensorList params,
-    const std::vector<at::Tensor>& grads,
-    at::TensorList momentum_buffers,
-    const at::Tensor& hyper,
-    std::string_view spec) {
+    at::TensorList params, const std::vector<at::Tensor>& grads, at::TensorList momentum_buffers,
+    const at::Tensor& hyper, std::string_view spec) {
   if (params.empty()) {
     return;
   }

@@ -19,13 +19,17 @@ const Names<AdjustLr> kAdjustLr = {
     {"match_rms_adamw", AdjustLr::MatchRmsAdamw},
     {"spectral_unclamped", AdjustLr::SpectralUnclamped},
     {"unscaled", AdjustLr::Unscaled}};
-const Names<Normalization> kNormalization = {{"clamp", Normalization::Clamp}, {"add", Normalization::Add}};
+const Names<Normalization> kNormalization = {
+    {"clamp", Normalization::Clamp},
+    {"add", Normalization::Add}};
 const Names<Form> kForm = {
     {"auto", Form::Auto},
     {"standard", Form::Standard},
     {"gram", Form::Gram},
     {"gram_x_restart", Form::GramXRestart}};
-const Names<NonFinite> kNonFinite = {{"propagate", NonFinite::Propagate}, {"skip", NonFinite::Skip}};
+const Names<NonFinite> kNonFinite = {
+    {"propagate", NonFinite::Propagate},
+    {"skip", NonFinite::Skip}};
 const Names<std::optional<c10::ScalarType>> kComputeDtype = {
     {"auto", std::nullopt},
     {"float64", c10::ScalarType::Double},
@@ -43,7 +47,9 @@ Value from_name(const Names<Value>& names, std::string_view key, std::string_vie
     }
     known.emplace_back(name);
   }
-  TORCH_CHECK_VALUE(false, "muon: expected ", key, " to be one of ", c10::Join(", ", known), ", got \"", text, "\"");
+  TORCH_CHECK_VALUE(
+      false, "muon: expected ", key, " to be one of ", c10::Join(", ", known), ", got \"", text,
+      "\"");
 }
 
 template <typename Value>
@@ -71,8 +77,8 @@ Number to_number(std::string_view key, std::string_view text) {
   Number value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   TORCH_CHECK_VALUE(
-      error == std::errc{} && end == text.data() + text.size(), "muon: expected a number for ", key, ", got \"", text,
-      "\"");
+      error == std::errc{} && end == text.data() + text.size(), "muon: expected a number for ", key,
+      ", got \"", text, "\"");
   return value;
 }
 
@@ -88,7 +94,8 @@ std::vector<Number> to_numbers(std::string_view key, std::string_view text) {
 Schedule parse_coefficients(std::string_view text) {
   const std::vector<double> numbers = to_numbers<double>("coefficients", text);
   TORCH_CHECK_VALUE(
-      numbers.size() % 3 == 0, "muon: expected coefficients in triples, got ", numbers.size(), " numbers");
+      numbers.size() % 3 == 0, "muon: expected coefficients in triples, got ", numbers.size(),
+      " numbers");
   std::vector<Coefficients> rows;
   for (std::size_t i = 0; i < numbers.size(); i += 3) {
     rows.push_back({numbers[i], numbers[i + 1], numbers[i + 2]});
@@ -161,8 +168,9 @@ void write_layout(std::ostream& out, const MatrixLayout& layout) {
   write_list("rows", layout.rows);
   write_list("cols", layout.cols);
   write_list("split_sizes", layout.split_sizes);
-  out << ";flatten=" << layout.flatten << ";batch_dims=" << layout.batch_dims << ";complex_dim=" << layout.complex_dim
-      << ";num_heads=" << layout.num_heads << ";split_dim=" << layout.split_dim;
+  out << ";flatten=" << layout.flatten << ";batch_dims=" << layout.batch_dims
+      << ";complex_dim=" << layout.complex_dim << ";num_heads=" << layout.num_heads
+      << ";split_dim=" << layout.split_dim;
 }
 
 bool is_named(const Schedule& schedule) {
@@ -201,7 +209,9 @@ GroupSpec parse_group_spec(std::string_view text) {
   std::optional<std::string_view> norm_factor;
   for (const std::string_view entry : split(text, ';')) {
     const std::size_t equals = entry.find('=');
-    TORCH_CHECK_VALUE(equals != std::string_view::npos, "muon: expected key=value in a group spec, got \"", entry, "\"");
+    TORCH_CHECK_VALUE(
+        equals != std::string_view::npos, "muon: expected key=value in a group spec, got \"", entry,
+        "\"");
     const std::string_view key = entry.substr(0, equals);
     const std::string_view value = entry.substr(equals + 1);
     if (key == "normalization") {
@@ -214,7 +224,8 @@ GroupSpec parse_group_spec(std::string_view text) {
   }
   // After the schedule, whichever came first.
   if (normalization) {
-    spec.orthogonalize.schedule.normalization = from_name(kNormalization, "normalization", *normalization);
+    spec.orthogonalize.schedule.normalization =
+        from_name(kNormalization, "normalization", *normalization);
   }
   if (norm_factor) {
     spec.orthogonalize.schedule.norm_factor = to_number<double>("norm_factor", *norm_factor);

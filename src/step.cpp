@@ -25,22 +25,22 @@ using OptionalTensor = std::optional<at::Tensor>;
 // A stage is called through the dispatcher, wherever it is written.
 template <typename Signature, typename... Args>
 void call_stage(const std::string& op, Args&&... args) {
-  c10::Dispatcher::singleton().findSchemaOrThrow(op.c_str(), "").typed<Signature>().call(std::forward<Args>(args)...);
+  c10::Dispatcher::singleton()
+      .findSchemaOrThrow(op.c_str(), "")
+      .typed<Signature>()
+      .call(std::forward<Args>(args)...);
 }
 
 using Accumulate = void(
-    at::TensorList, at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef, const OptionalTensor&);
+    at::TensorList, at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef,
+    const OptionalTensor&);
 using Orthogonalize = void(at::Tensor, const at::Tensor&, at::IntArrayRef, std::string_view);
 using Refine = void(at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef);
-using Apply = void(at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef, at::ArrayRef<double>);
+using Apply =
+    void(at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef, at::ArrayRef<double>);
 using Elementwise = void(
-    at::TensorList,
-    at::TensorList,
-    at::TensorList,
-    const at::Tensor&,
-    at::IntArrayRef,
-    const OptionalTensor&,
-    std::string_view);
+    at::TensorList, at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef,
+    const OptionalTensor&, std::string_view);
 
 // The tensors of one step beside its plan.
 struct Step {
@@ -76,13 +76,15 @@ void check_grad(const Step& step, std::int64_t i) {
   const at::Tensor& param = step.param(i);
   const std::string& name = step.plan.names[static_cast<std::size_t>(i)];
   TORCH_CHECK(
-      grad.layout() == c10::kStrided, "Muon does not support sparse gradients, got layout ", grad.layout(), " (", name,
-      "); convert it with to_dense()");
+      grad.layout() == c10::kStrided, "Muon does not support sparse gradients, got layout ",
+      grad.layout(), " (", name, "); convert it with to_dense()");
   TORCH_CHECK_VALUE(
-      grad.sizes() == param.sizes() && grad.device() == param.device() && grad.is_complex() == param.is_complex() &&
+      grad.sizes() == param.sizes() && grad.device() == param.device() &&
+          grad.is_complex() == param.is_complex() &&
           (grad.is_floating_point() || grad.is_complex()),
-      "muon: expected a gradient of shape ", param.sizes(), " on ", param.device(), " like its parameter, got ",
-      grad.scalar_type(), " ", grad.sizes(), " on ", grad.device(), " (", name, ")");
+      "muon: expected a gradient of shape ", param.sizes(), " on ", param.device(),
+      " like its parameter, got ", grad.scalar_type(), " ", grad.sizes(), " on ", grad.device(),
+      " (", name, ")");
 }
 
 void check_state(const Step& step, std::int64_t i) {
@@ -94,8 +96,9 @@ void check_state(const Step& step, std::int64_t i) {
         state.defined() && state.sizes() == at::IntArrayRef(layout[slot].sizes) &&
             has_codec(c10::toRealValueType(state.scalar_type())) &&
             (!layout[slot].like_param || state.is_complex() == step.param(i).is_complex()),
-        "muon: expected state \"", layout[slot].name, "\" of shape ", at::IntArrayRef(layout[slot].sizes), ", got ",
-        state.scalar_type(), " ", state.sizes(), " (", name, ")");
+        "muon: expected state \"", layout[slot].name, "\" of shape ",
+        at::IntArrayRef(layout[slot].sizes), ", got ", state.scalar_type(), " ", state.sizes(),
+        " (", name, ")");
   }
 }
 
@@ -107,20 +110,25 @@ void check(const Step& step) {
     slots += layout.size();
   }
   TORCH_CHECK_VALUE(
-      step.params.size() == plan.sizes.size() && step.grads.size() == plan.sizes.size() && step.state.size() == slots,
-      "muon: expected ", plan.sizes.size(), " parameters and gradients and ", slots, " state tensors as planned, got ",
-      step.params.size(), ", ", step.grads.size(), " and ", step.state.size());
+      step.params.size() == plan.sizes.size() && step.grads.size() == plan.sizes.size() &&
+          step.state.size() == slots,
+      "muon: expected ", plan.sizes.size(), " parameters and gradients and ", slots,
+      " state tensors as planned, got ", step.params.size(), ", ", step.grads.size(), " and ",
+      step.state.size());
   TORCH_CHECK_VALUE(
-      step.hyper.is_cpu() && step.hyper.scalar_type() == at::kDouble && step.hyper.is_contiguous() &&
-          step.hyper.dim() == 2 && step.hyper.size(0) >= static_cast<std::int64_t>(plan.specs.size()) &&
+      step.hyper.is_cpu() && step.hyper.scalar_type() == at::kDouble &&
+          step.hyper.is_contiguous() && step.hyper.dim() == 2 &&
+          step.hyper.size(0) >= static_cast<std::int64_t>(plan.specs.size()) &&
           step.hyper.size(1) == Hyper::kCount,
-      "muon: expected hyper as a contiguous float64 CPU tensor [", plan.specs.size(), ", ", std::int64_t{Hyper::kCount},
-      "], got ", step.hyper.scalar_type(), " ", step.hyper.sizes(), " on ", step.hyper.device());
+      "muon: expected hyper as a contiguous float64 CPU tensor [", plan.specs.size(), ", ",
+      std::int64_t{Hyper::kCount}, "], got ", step.hyper.scalar_type(), " ", step.hyper.sizes(),
+      " on ", step.hyper.device());
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(plan.sizes.size()); ++i) {
     TORCH_CHECK_VALUE(
         step.param(i).sizes() == at::IntArrayRef(plan.sizes[static_cast<std::size_t>(i)]),
-        "muon: expected a parameter of shape ", plan.sizes[static_cast<std::size_t>(i)], " as planned, got ",
-        step.param(i).sizes(), " (", plan.names[static_cast<std::size_t>(i)], ")");
+        "muon: expected a parameter of shape ", plan.sizes[static_cast<std::size_t>(i)],
+        " as planned, got ", step.param(i).sizes(), " (", plan.names[static_cast<std::size_t>(i)],
+        ")");
     if (step.grad(i).defined()) {
       check_grad(step, i);
       check_state(step, i);
@@ -140,7 +148,9 @@ struct ActivePiece {
 };
 
 // Splits a piece at the matrices whose gradients are not finite.
-void push_finite(const Step& step, const MatrixItem& item, const plan::Piece& piece, std::vector<ActivePiece>& active) {
+void push_finite(
+    const Step& step, const MatrixItem& item, const plan::Piece& piece,
+    std::vector<ActivePiece>& active) {
   for (std::int64_t i = piece.first; i < piece.first + piece.count; ++i) {
     if (is_finite(region_view(step.grad(item.param), item.region, i, 1))) {
       active.push_back({&item, i, 1});
@@ -172,7 +182,8 @@ struct ChunkViews {
   at::Tensor workspace; // [count, rows, cols]
   std::vector<at::Tensor> params, grads, momenta; // [batch, rows..., cols..., (2)], real
   std::vector<at::Tensor> matrices; // the workspace in the same shapes
-  std::vector<at::Tensor> whole_matrices, refine_state; // [batch, rows, cols]; [batch, rows, 1] or as momenta
+  std::vector<at::Tensor> whole_matrices,
+      refine_state; // [batch, rows, cols]; [batch, rows, 1] or as momenta
   std::vector<std::int64_t> groups, matrix_groups; // a piece; a matrix
   std::vector<double> factors;
 };
@@ -200,7 +211,8 @@ void add_refine_state(const Step& step, const ActivePiece& piece, ChunkViews& vi
 at::Tensor make_workspace(const Step& step, const std::vector<ActivePiece>& active) {
   const MatrixItem& item = *active.front().item;
   const at::Tensor& param = step.param(item.param);
-  const auto dtype = item.region.is_complex ? c10::toComplexType(param.scalar_type()) : param.scalar_type();
+  const auto dtype =
+      item.region.is_complex ? c10::toComplexType(param.scalar_type()) : param.scalar_type();
   const Iteration iteration = make_iteration(step.plan.spec_of(item.param).orthogonalize, dtype);
   std::int64_t count = 0;
   for (const ActivePiece& piece : active) {
@@ -208,7 +220,8 @@ at::Tensor make_workspace(const Step& step, const std::vector<ActivePiece>& acti
   }
   return at::empty(
       {count, item.region.shape.rows, item.region.shape.cols},
-      param.options().requires_grad(false).dtype(workspace_dtype(iteration, item.region.is_complex)));
+      param.options().requires_grad(false).dtype(
+          workspace_dtype(iteration, item.region.is_complex)));
 }
 
 ChunkViews make_views(const Step& step, const std::vector<ActivePiece>& active) {
@@ -218,17 +231,21 @@ ChunkViews make_views(const Step& step, const std::vector<ActivePiece>& active) 
   for (const ActivePiece& piece : active) {
     const std::int64_t param = piece.item->param;
     const Region& region = piece.item->region;
-    const auto view = [&](const at::Tensor& tensor) { return region_view(tensor, region, piece.first, piece.count); };
+    const auto view = [&](const at::Tensor& tensor) {
+      return region_view(tensor, region, piece.first, piece.count);
+    };
     views.params.push_back(view(step.param(param)));
     views.grads.push_back(view(step.grad(param).resolve_conj().resolve_neg()));
     views.momenta.push_back(view(step.state_of(param, 0)));
     const at::Tensor whole = views.workspace.narrow(0, first, piece.count);
     views.whole_matrices.push_back(whole);
-    views.matrices.push_back((whole.is_complex() ? at::view_as_real(whole) : whole).view(views.params.back().sizes()));
+    views.matrices.push_back(
+        (whole.is_complex() ? at::view_as_real(whole) : whole).view(views.params.back().sizes()));
     add_refine_state(step, piece, views);
     const std::int64_t group = step.plan.groups[static_cast<std::size_t>(param)];
     views.groups.push_back(group);
-    views.matrix_groups.insert(views.matrix_groups.end(), static_cast<std::size_t>(piece.count), group);
+    views.matrix_groups.insert(
+        views.matrix_groups.end(), static_cast<std::size_t>(piece.count), group);
     views.factors.push_back(piece.item->factor);
     first += piece.count;
   }
@@ -242,16 +259,22 @@ void run_chunk(const Step& step, const plan::Chunk& chunk) {
   }
   const std::int64_t param = active.front().item->param;
   const Algorithm& algorithm = step.plan.algorithm_of(param);
-  const auto& spec = step.plan.spec_texts[static_cast<std::size_t>(step.plan.groups[static_cast<std::size_t>(param)])];
+  const auto& spec =
+      step.plan
+          .spec_texts[static_cast<std::size_t>(step.plan.groups[static_cast<std::size_t>(param)])];
   const ChunkViews views = make_views(step, active);
 
   call_stage<Accumulate>(
-      algorithm.accumulate, views.grads, views.momenta, views.matrices, step.hyper, views.groups, step.grad_scale);
-  call_stage<Orthogonalize>(algorithm.orthogonalize, views.workspace, step.hyper, views.matrix_groups, spec);
+      algorithm.accumulate, views.grads, views.momenta, views.matrices, step.hyper, views.groups,
+      step.grad_scale);
+  call_stage<Orthogonalize>(
+      algorithm.orthogonalize, views.workspace, step.hyper, views.matrix_groups, spec);
   if (!algorithm.refine.empty()) {
-    call_stage<Refine>(algorithm.refine, views.whole_matrices, views.refine_state, step.hyper, views.groups);
+    call_stage<Refine>(
+        algorithm.refine, views.whole_matrices, views.refine_state, step.hyper, views.groups);
   }
-  call_stage<Apply>(algorithm.apply, views.params, views.matrices, step.hyper, views.groups, views.factors);
+  call_stage<Apply>(
+      algorithm.apply, views.params, views.matrices, step.hyper, views.groups, views.factors);
 }
 
 void run_elementwise(const Step& step, const ElementwiseRun& run) {
@@ -282,14 +305,9 @@ void run_elementwise(const Step& step, const ElementwiseRun& run) {
 } // namespace detail
 
 void step_(
-    PlanHandle handle,
-    at::TensorList params,
-    const std::vector<at::Tensor>& grads,
-    at::TensorList state,
-    const at::Tensor& hyper,
-    const at::Tensor& grad_scale,
-    const at::Tensor& found_inf,
-    const at::Tensor& skipped) {
+    PlanHandle handle, at::TensorList params, const std::vector<at::Tensor>& grads,
+    at::TensorList state, const at::Tensor& hyper, const at::Tensor& grad_scale,
+    const at::Tensor& found_inf, const at::Tensor& skipped) {
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto plan = detail::find_plan(handle);

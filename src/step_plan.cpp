@@ -45,40 +45,51 @@ class PlanTable {
 };
 
 // Matrices share a chunk when everything that acts on a whole chunk is equal.
-std::string chunk_kind(const at::Tensor& param, const GroupSpec& spec, const Iteration& iteration, bool is_complex) {
+std::string chunk_kind(
+    const at::Tensor& param, const GroupSpec& spec, const Iteration& iteration, bool is_complex) {
   GroupSpec shared;
   shared.algorithm = spec.algorithm;
   shared.orthogonalize = spec.orthogonalize;
   shared.batch_size = spec.batch_size;
-  return c10::str(param.device(), ' ', workspace_dtype(iteration, is_complex), ' ', to_string(shared));
+  return c10::str(
+      param.device(), ' ', workspace_dtype(iteration, is_complex), ' ', to_string(shared));
 }
 
 void check_param(const at::Tensor& param, const std::string& name) {
   TORCH_CHECK_TYPE(
-      param.is_floating_point() || param.is_complex(), "muon: expected floating point or complex parameters, got ",
-      param.scalar_type(), " (", name, ")");
+      param.is_floating_point() || param.is_complex(),
+      "muon: expected floating point or complex parameters, got ", param.scalar_type(), " (", name,
+      ")");
   TORCH_CHECK_NOT_IMPLEMENTED(
-      param.layout() == c10::kStrided, "muon: expected a dense parameter, got layout ", param.layout(), " (", name, ")");
+      param.layout() == c10::kStrided, "muon: expected a dense parameter, got layout ",
+      param.layout(), " (", name, ")");
 }
 
-void add_matrices(StepPlan& step_plan, std::vector<plan::Item>& items, std::int64_t index, const at::Tensor& param) {
+void add_matrices(
+    StepPlan& step_plan, std::vector<plan::Item>& items, std::int64_t index,
+    const at::Tensor& param) {
   const GroupSpec& spec = step_plan.spec_of(index);
   const std::string& name = step_plan.names[static_cast<std::size_t>(index)];
   for (Region& region : resolve_regions(param.sizes(), param.is_complex(), spec.layout, name)) {
-    const auto dtype = region.is_complex ? c10::toComplexType(param.scalar_type()) : param.scalar_type();
+    const auto dtype =
+        region.is_complex ? c10::toComplexType(param.scalar_type()) : param.scalar_type();
     const Iteration iteration = make_iteration(spec.orthogonalize, dtype);
     const MatrixShape shape = region.shape;
-    const auto element = static_cast<std::int64_t>(c10::elementSize(workspace_dtype(iteration, region.is_complex)));
+    const auto element =
+        static_cast<std::int64_t>(c10::elementSize(workspace_dtype(iteration, region.is_complex)));
     items.push_back(
-        {name, chunk_kind(param, spec, iteration, region.is_complex), shape.batch, shape.rows, shape.cols,
-         shape.rows * shape.cols * element, spec.batch_size});
-    step_plan.items.push_back({index, std::move(region), shape_factor(spec.adjust_lr, shape.rows, shape.cols)});
+        {name, chunk_kind(param, spec, iteration, region.is_complex), shape.batch, shape.rows,
+         shape.cols, shape.rows * shape.cols * element, spec.batch_size});
+    step_plan.items.push_back(
+        {index, std::move(region), shape_factor(spec.adjust_lr, shape.rows, shape.cols)});
   }
 }
 
 void add_elementwise(StepPlan& step_plan, std::int64_t index) {
   const Algorithm* algorithm = &step_plan.algorithm_of(index);
-  const std::string& spec = step_plan.spec_texts[static_cast<std::size_t>(step_plan.groups[static_cast<std::size_t>(index)])];
+  const std::string& spec =
+      step_plan
+          .spec_texts[static_cast<std::size_t>(step_plan.groups[static_cast<std::size_t>(index)])];
   for (ElementwiseRun& run : step_plan.elementwise) {
     if (run.algorithm == algorithm && run.spec == spec) {
       run.params.push_back(index);
@@ -92,7 +103,9 @@ void add_elementwise(StepPlan& step_plan, std::int64_t index) {
 
 std::shared_ptr<const StepPlan> find_plan(PlanHandle handle) {
   auto plan = PlanTable::instance().find(handle);
-  TORCH_CHECK_VALUE(plan != nullptr, "muon: expected the handle of a live plan, got ", handle, "; call create_plan");
+  TORCH_CHECK_VALUE(
+      plan != nullptr, "muon: expected the handle of a live plan, got ", handle,
+      "; call create_plan");
   return plan;
 }
 
@@ -107,14 +120,12 @@ std::vector<StateSlot> state_slots(const Algorithm& algorithm, const GroupSpec& 
 } // namespace detail
 
 PlanHandle create_plan(
-    at::TensorList params,
-    at::IntArrayRef groups,
-    const std::vector<GroupSpec>& specs,
+    at::TensorList params, at::IntArrayRef groups, const std::vector<GroupSpec>& specs,
     const std::vector<std::string>& names) {
   TORCH_CHECK_VALUE(
       params.size() == groups.size() && params.size() == names.size(),
-      "muon: expected one group and one name a parameter, got ", groups.size(), " and ", names.size(), " for ",
-      params.size(), " parameters");
+      "muon: expected one group and one name a parameter, got ", groups.size(), " and ",
+      names.size(), " for ", params.size(), " parameters");
   auto result = std::make_shared<detail::StepPlan>();
   result->names = names;
   result->groups = groups.vec();
@@ -130,8 +141,8 @@ PlanHandle create_plan(
   for (std::size_t i = 0; i < params.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     TORCH_CHECK_VALUE(
-        groups[i] >= 0 && groups[i] < static_cast<std::int64_t>(specs.size()), "muon: expected a group below ",
-        specs.size(), ", got ", groups[i], " (", names[i], ")");
+        groups[i] >= 0 && groups[i] < static_cast<std::int64_t>(specs.size()),
+        "muon: expected a group below ", specs.size(), ", got ", groups[i], " (", names[i], ")");
     detail::check_param(params[i], names[i]);
     on_cpu = on_cpu && params[i].is_cpu();
     const Algorithm& algorithm = result->algorithm_of(index);
@@ -145,7 +156,8 @@ PlanHandle create_plan(
       detail::add_matrices(*result, items, index, params[i]);
     }
   }
-  result->plan = plan::build_plan(std::move(items), on_cpu ? detail::kCpuChunkBytes : detail::kDeviceChunkBytes);
+  result->plan = plan::build_plan(
+      std::move(items), on_cpu ? detail::kCpuChunkBytes : detail::kDeviceChunkBytes);
   return detail::PlanTable::instance().add(std::move(result));
 }
 
@@ -157,12 +169,14 @@ std::string explain_plan(PlanHandle handle) {
   const auto plan = detail::find_plan(handle);
   std::string text = plan::explain(plan->plan);
   for (const detail::ElementwiseRun& run : plan->elementwise) {
-    text += c10::str("elementwise: ", run.params.size(), " parameters, ", run.algorithm->name, '\n');
+    text +=
+        c10::str("elementwise: ", run.params.size(), " parameters, ", run.algorithm->name, '\n');
   }
   return text;
 }
 
-std::vector<StateTensor> state_layout(const GroupSpec& spec, at::IntArrayRef sizes, std::string_view name) {
+std::vector<StateTensor> state_layout(
+    const GroupSpec& spec, at::IntArrayRef sizes, std::string_view name) {
   std::vector<StateTensor> result;
   for (const StateSlot& slot : detail::state_slots(find_algorithm(spec.algorithm), spec)) {
     switch (slot.kind) {
@@ -170,7 +184,8 @@ std::vector<StateTensor> state_layout(const GroupSpec& spec, at::IntArrayRef siz
         result.push_back({slot.name, sizes.vec(), true});
         break;
       case StateSlot::Kind::PerRow:
-        result.push_back({slot.name, detail::row_statistics_sizes(sizes, spec.layout, name), false});
+        result.push_back(
+            {slot.name, detail::row_statistics_sizes(sizes, spec.layout, name), false});
         break;
       case StateSlot::Kind::Step:
         result.push_back({slot.name, {}, false});

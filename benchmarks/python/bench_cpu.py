@@ -17,11 +17,10 @@ import subprocess
 import time
 from typing import Any
 
+import libmuon
 import torch
 from contenders import LR, WEIGHT_DECAY, Contender, contenders, newton_schulz
 from torch import Tensor
-
-import libmuon
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -78,10 +77,8 @@ def predicted_seconds(contender: Contender, matrices: list[dict[str, Any]]) -> f
     return seconds * total / flop(cheapest["shape"])
 
 
-def measure(
-    matrices: list[dict[str, Any]], rounds: int, limit: float
-) -> dict[str, dict[str, Any]]:
-    """Times of all contenders, one step each in turn; those predicted over ``limit`` are skipped."""
+def measure(matrices: list[dict[str, Any]], rounds: int, limit: float) -> dict[str, dict[str, Any]]:
+    """Times of all contenders, a step each in turn; torch's is skipped where too slow."""
     results: dict[str, dict[str, Any]] = {}
     running: dict[str, Any] = {}
     for contender in contenders():

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import libmuon
 import torch
 from torch import Tensor
-
-import libmuon
 
 LR, WEIGHT_DECAY, MOMENTUM = 1e-3, 0.1, 0.95
 COEFFICIENTS, STEPS, EPS = (3.4445, -4.775, 2.0315), 5, 1e-7

@@ -14,8 +14,8 @@ struct MUON_API StateSlot {
   enum class Kind : std::uint8_t {
     LikeParam, ///< the parameter's shape and strides, dtype by `state_dtype`
     PerRow, ///< float32 (float64 where the parameter is), one value a row of
-            ///< each matrix: [batch..., rows, k]
-            ///< with k the number of column blocks (1 unless split by columns)
+    ///< each matrix: [batch..., rows, k]
+    ///< with k the number of column blocks (1 unless split by columns)
     Step, ///< 0-d float32 on the CPU, counts steps
   };
   std::string name; ///< key in the state dict

@@ -43,9 +43,7 @@ struct MUON_API MatrixShape {
 /// order) when the layout splits it, else one entry in all. Throws ValueError
 /// naming `name` if the layout does not fit the shape.
 MUON_API std::vector<MatrixShape> matrix_shapes(
-    at::IntArrayRef sizes,
-    const MatrixLayout& layout,
-    std::string_view name);
+    at::IntArrayRef sizes, const MatrixLayout& layout, std::string_view name);
 
 /// Factor on the learning rate that depends on a matrix's shape.
 enum class AdjustLr : std::uint8_t {
@@ -56,9 +54,6 @@ enum class AdjustLr : std::uint8_t {
 };
 
 /// The factor of `mode` for a rows x cols matrix; 1 for an empty matrix.
-MUON_API double shape_factor(
-    AdjustLr mode,
-    std::int64_t rows,
-    std::int64_t cols);
+MUON_API double shape_factor(AdjustLr mode, std::int64_t rows, std::int64_t cols);
 
 } // namespace muon

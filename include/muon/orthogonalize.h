@@ -34,10 +34,7 @@ struct MUON_API OrthogonalizeOptions {
 /// arguments alone, never on timing or on how many matrices share a batch.
 /// `n` is the short side and `m` the long side of a matrix.
 MUON_API Form choose_form(
-    c10::DeviceType device,
-    c10::ScalarType compute_dtype,
-    std::int64_t n,
-    std::int64_t m,
+    c10::DeviceType device, c10::ScalarType compute_dtype, std::int64_t n, std::int64_t m,
     std::int64_t steps);
 
 /// Newton-Schulz orthogonalisation of the matrices in `x`, shape
@@ -47,13 +44,9 @@ MUON_API Form choose_form(
 /// Zero matrices stay zero; a non-finite matrix gives non-finite values and
 /// leaves the others of its batch alone. Source: arXiv 2409.20325 and
 /// KellerJordan/Muon for the iteration, arXiv 2505.16932 for Polar Express.
-MUON_API at::Tensor orthogonalize(
-    const at::Tensor& x,
-    const OrthogonalizeOptions& options = {});
+MUON_API at::Tensor orthogonalize(const at::Tensor& x, const OrthogonalizeOptions& options = {});
 
 MUON_API at::Tensor orthogonalize(
-    const at::Tensor& x,
-    const OrthogonalizeOptions& options,
-    const MatrixLayout& layout);
+    const at::Tensor& x, const OrthogonalizeOptions& options, const MatrixLayout& layout);
 
 } // namespace muon

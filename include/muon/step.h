@@ -76,9 +76,7 @@ using PlanHandle = std::int64_t;
 /// Builds a plan for `params`; `groups[i]` says which of `specs` parameter i
 /// follows; `names[i]` is for error texts. Throws before anything is stored.
 MUON_API PlanHandle create_plan(
-    at::TensorList params,
-    at::IntArrayRef groups,
-    const std::vector<GroupSpec>& specs,
+    at::TensorList params, at::IntArrayRef groups, const std::vector<GroupSpec>& specs,
     const std::vector<std::string>& names);
 
 /// Forgets a plan; unknown handles are ignored.
@@ -97,9 +95,7 @@ struct MUON_API StateTensor {
   bool like_param = false;
 };
 MUON_API std::vector<StateTensor> state_layout(
-    const GroupSpec& spec,
-    at::IntArrayRef sizes,
-    std::string_view name);
+    const GroupSpec& spec, at::IntArrayRef sizes, std::string_view name);
 
 /// One optimizer step over all parameters of a plan, in place.
 ///
@@ -110,13 +106,8 @@ MUON_API std::vector<StateTensor> state_layout(
 /// other than zero makes the step leave no trace. `skipped` (int64, one value
 /// a parameter) counts matrices that NonFinite::Skip left alone.
 MUON_API void step_(
-    PlanHandle plan,
-    at::TensorList params,
-    const std::vector<at::Tensor>& grads,
-    at::TensorList state,
-    const at::Tensor& hyper,
-    const at::Tensor& grad_scale = {},
-    const at::Tensor& found_inf = {},
-    const at::Tensor& skipped = {});
+    PlanHandle plan, at::TensorList params, const std::vector<at::Tensor>& grads,
+    at::TensorList state, const at::Tensor& hyper, const at::Tensor& grad_scale = {},
+    const at::Tensor& found_inf = {}, const at::Tensor& skipped = {});
 
 } // namespace muon

@@ -48,8 +48,7 @@ int compiled_architecture(std::string* error) {
   int architecture = 0;
   const bool broken = failed(cudaGetLastError(), "launching a kernel", error) ||
       failed(cudaMemcpy(&architecture, device_value, sizeof(int), cudaMemcpyDeviceToHost),
-             "running a kernel",
-             error);
+             "running a kernel", error);
   (void)cudaFree(device_value);
   return broken ? 0 : architecture;
 }

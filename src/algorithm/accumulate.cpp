@@ -26,7 +26,8 @@ struct Momentum {
 
 template <typename T>
 MUON_ALWAYS_INLINE void momentum_body(
-    const T* __restrict g, T* __restrict b, T* __restrict q, std::int64_t n, T factor, T keep, T blend, T look, T add) {
+    const T* __restrict g, T* __restrict b, T* __restrict q, std::int64_t n, T factor, T keep,
+    T blend, T look, T add) {
   for (std::int64_t i = 0; i < n; ++i) {
     const T grad = factor * g[i];
     const T momentum = keep * b[i] + blend * grad;
@@ -36,18 +37,21 @@ MUON_ALWAYS_INLINE void momentum_body(
 }
 
 MUON_TARGET_CLONES void momentum_run(
-    const float* g, float* b, float* q, std::int64_t n, float factor, float keep, float blend, float look, float add) {
+    const float* g, float* b, float* q, std::int64_t n, float factor, float keep, float blend,
+    float look, float add) {
   momentum_body(g, b, q, n, factor, keep, blend, look, add);
 }
 
 MUON_TARGET_CLONES void momentum_run(
-    const double* g, double* b, double* q, std::int64_t n, double factor, double keep, double blend, double look, double add) {
+    const double* g, double* b, double* q, std::int64_t n, double factor, double keep, double blend,
+    double look, double add) {
   momentum_body(g, b, q, n, factor, keep, blend, look, add);
 }
 
 template <typename T>
 void accumulate_cpu_(
-    at::TensorList grads, at::TensorList state, at::TensorList matrices, const std::vector<Momentum>& rules) {
+    at::TensorList grads, at::TensorList state, at::TensorList matrices,
+    const std::vector<Momentum>& rules) {
   std::vector<StridedRuns<3>> walks;
   for (std::size_t i = 0; i < grads.size(); ++i) {
     walks.emplace_back(std::array<const at::Tensor*, 3>{&state[i], &grads[i], &matrices[i]});
@@ -57,8 +61,10 @@ void accumulate_cpu_(
     T grad_buffer[kRun];
     T momentum_buffer[kRun];
     T matrix_buffer[kRun];
-    const T* g = load_run(grads[i].scalar_type(), grads[i].const_data_ptr(), at[1], strides[1], n, grad_buffer);
-    const T* stored = load_run(state[i].scalar_type(), state[i].const_data_ptr(), at[0], strides[0], n, momentum_buffer);
+    const T* g = load_run(
+        grads[i].scalar_type(), grads[i].const_data_ptr(), at[1], strides[1], n, grad_buffer);
+    const T* stored = load_run(
+        state[i].scalar_type(), state[i].const_data_ptr(), at[0], strides[0], n, momentum_buffer);
     if (stored != momentum_buffer) {
       std::copy(stored, stored + n, momentum_buffer);
     }
@@ -68,13 +74,17 @@ void accumulate_cpu_(
     momentum_run(
         g, momentum_buffer, matrix_buffer, n, static_cast<T>(rule.grad_factor), keep, blend,
         rule.nesterov ? keep : T{1}, rule.nesterov ? blend : T{0});
-    store_run(state[i].scalar_type(), state[i].mutable_data_ptr(), at[0], strides[0], n, momentum_buffer);
-    store_run(matrices[i].scalar_type(), matrices[i].mutable_data_ptr(), at[2], strides[2], n, matrix_buffer);
+    store_run(
+        state[i].scalar_type(), state[i].mutable_data_ptr(), at[0], strides[0], n, momentum_buffer);
+    store_run(
+        matrices[i].scalar_type(), matrices[i].mutable_data_ptr(), at[2], strides[2], n,
+        matrix_buffer);
   });
 }
 
 void accumulate_any_(
-    at::TensorList grads, at::TensorList state, at::TensorList matrices, const std::vector<Momentum>& rules) {
+    at::TensorList grads, at::TensorList state, at::TensorList matrices,
+    const std::vector<Momentum>& rules) {
   for (std::size_t i = 0; i < grads.size(); ++i) {
     const Momentum& rule = rules[i];
     const at::Tensor grad = grads[i].to(matrices[i].scalar_type()) * rule.grad_factor;
@@ -87,12 +97,8 @@ void accumulate_any_(
 } // namespace
 
 void accumulate_(
-    at::TensorList grads,
-    at::TensorList state,
-    at::TensorList matrices,
-    const at::Tensor& hyper,
-    at::IntArrayRef groups,
-    const std::optional<at::Tensor>& grad_scale) {
+    at::TensorList grads, at::TensorList state, at::TensorList matrices, const at::Tensor& hyper,
+    at::IntArrayRef groups, const std::optional<at::Tensor>& grad_scale) {
   const double inverse = inverse_scale(grad_scale);
   std::vector<Momentum> rules;
   for (const std::int64_t group : groups) {

@@ -66,7 +66,8 @@ bool all_match(const AdamTensors& t, Predicate matches) {
 }
 
 bool has_one_dtype(const AdamTensors& t) {
-  return all_match(t, [&](const at::Tensor& other) { return other.scalar_type() == t.param.scalar_type(); });
+  return all_match(
+      t, [&](const at::Tensor& other) { return other.scalar_type() == t.param.scalar_type(); });
 }
 
 // torch's fused kernel reads all tensors of a parameter as one dense run.
@@ -92,8 +93,9 @@ void fused_(const std::vector<AdamTensors>& tensors, const AdamRule& rule) {
   }
   const auto update = [&](auto fused) {
     fused(
-        params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, rule.lr, rule.beta1, rule.beta2,
-        rule.weight_decay, rule.eps, rule.amsgrad, rule.maximize, std::nullopt, std::nullopt);
+        params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, rule.lr, rule.beta1,
+        rule.beta2, rule.weight_decay, rule.eps, rule.amsgrad, rule.maximize, std::nullopt,
+        std::nullopt);
   };
   if (rule.decoupled) {
     update([](auto&&... args) { at::_fused_adamw_(args...); });
@@ -104,9 +106,14 @@ void fused_(const std::vector<AdamTensors>& tensors, const AdamRule& rule) {
 
 // Tensors of different strides give the same bits as contiguous ones.
 void fused_on_copies_(const AdamTensors& t, const AdamRule& rule) {
-  const at::Tensor max_exp_avg_sq = t.max_exp_avg_sq.defined() ? t.max_exp_avg_sq.contiguous() : at::Tensor();
+  const at::Tensor max_exp_avg_sq =
+      t.max_exp_avg_sq.defined() ? t.max_exp_avg_sq.contiguous() : at::Tensor();
   const AdamTensors copies{
-      t.param.contiguous(), t.grad.contiguous(), t.exp_avg.contiguous(), t.exp_avg_sq.contiguous(), t.step,
+      t.param.contiguous(),
+      t.grad.contiguous(),
+      t.exp_avg.contiguous(),
+      t.exp_avg_sq.contiguous(),
+      t.step,
       max_exp_avg_sq};
   fused_({copies}, rule);
   t.param.copy_(copies.param);
@@ -148,12 +155,8 @@ void single_(const AdamTensors& t, const AdamRule& rule) {
 } // namespace
 
 void adam_(
-    at::TensorList params,
-    at::TensorList grads,
-    at::TensorList state,
-    const at::Tensor& hyper,
-    at::IntArrayRef groups,
-    const std::optional<at::Tensor>& grad_scale,
+    at::TensorList params, at::TensorList grads, at::TensorList state, const at::Tensor& hyper,
+    at::IntArrayRef groups, const std::optional<at::Tensor>& grad_scale,
     std::string_view spec_text) {
   const GroupSpec spec = parse_group_spec(spec_text);
   const std::size_t slots = spec.amsgrad ? 4 : 3;
@@ -164,7 +167,12 @@ void adam_(
     // The caller's gradient is never written, so it is unscaled in a copy.
     const at::Tensor grad = inverse == 1.0 ? real_view(grads[i]) : real_view(grads[i]) * inverse;
     const AdamTensors tensors{
-        real_view(params[i]), grad, slot(0), slot(1), state[i * slots + 2], spec.amsgrad ? slot(3) : at::Tensor()};
+        real_view(params[i]),
+        grad,
+        slot(0),
+        slot(1),
+        state[i * slots + 2],
+        spec.amsgrad ? slot(3) : at::Tensor()};
     tensors.step.add_(1);
     if (tensors.param.numel() == 0) {
       continue;

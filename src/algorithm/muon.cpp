@@ -7,9 +7,7 @@
 namespace muon::detail {
 
 void orthogonalize_stage_(
-    at::Tensor matrices,
-    const at::Tensor& hyper,
-    at::IntArrayRef groups,
+    at::Tensor matrices, const at::Tensor& hyper, at::IntArrayRef groups,
     std::string_view spec_text) {
   std::vector<double> eps;
   eps.reserve(groups.size());

@@ -28,9 +28,7 @@ void normalize_rows_(const at::Tensor& u, const at::Tensor& variance, double bet
 } // namespace
 
 void normuon_(
-    at::TensorList matrices,
-    at::TensorList state,
-    const at::Tensor& hyper,
+    at::TensorList matrices, at::TensorList state, const at::Tensor& hyper,
     at::IntArrayRef groups) {
   for (std::size_t i = 0; i < matrices.size(); ++i) {
     normalize_rows_(matrices[i], state[i], HyperRow(hyper, groups[i])[Hyper::kMuonBeta2]);

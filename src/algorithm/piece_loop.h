@@ -23,7 +23,8 @@ void for_each_run(const std::vector<StridedRuns<kTensors>>& walks, const Visit& 
     ends.push_back(total);
   }
   at::parallel_for(0, total, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    auto piece = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
+    auto piece =
+        static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
     for (std::int64_t at = begin; at < end; ++piece) {
       const auto& walk = walks[piece];
       const std::int64_t first = ends[piece] - walk.numel();

@@ -15,7 +15,9 @@ namespace {
 
 std::string lower(std::string_view text) {
   std::string result(text);
-  std::transform(result.begin(), result.end(), result.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::transform(result.begin(), result.end(), result.begin(), [](unsigned char c) {
+    return std::tolower(c);
+  });
   return result;
 }
 
@@ -56,7 +58,8 @@ class Registry {
     const std::lock_guard lock(mutex_);
     const bool is_new = !algorithms_.contains(algorithm.name);
     TORCH_CHECK_VALUE(
-        is_new, "muon: expected a new algorithm name, got \"", algorithm.name, "\", which is registered already");
+        is_new, "muon: expected a new algorithm name, got \"", algorithm.name,
+        "\", which is registered already");
     algorithms_.emplace(algorithm.name, std::move(algorithm));
   }
 
@@ -77,7 +80,8 @@ class Registry {
 
  private:
   Registry() {
-    for (Algorithm algorithm : {make_muon(), make_normuon(), make_adam("adam"), make_adam("adamw")}) {
+    for (Algorithm algorithm :
+         {make_muon(), make_normuon(), make_adam("adam"), make_adam("adamw")}) {
       algorithms_.emplace(algorithm.name, std::move(algorithm));
     }
   }
@@ -89,7 +93,8 @@ class Registry {
 void check_op_exists(const std::string& name) {
   TORCH_CHECK_VALUE(
       name.empty() || c10::Dispatcher::singleton().findSchema({name, ""}),
-      "muon: expected the name of a registered op, got \"", name, "\"; define it before the algorithm");
+      "muon: expected the name of a registered op, got \"", name,
+      "\"; define it before the algorithm");
 }
 
 } // namespace
@@ -101,9 +106,11 @@ void register_algorithm(Algorithm algorithm) {
     check_op_exists(algorithm.update);
   } else {
     TORCH_CHECK_VALUE(
-        !algorithm.state.empty(), "muon: expected a matrix algorithm with at least one state slot, got none (",
+        !algorithm.state.empty(),
+        "muon: expected a matrix algorithm with at least one state slot, got none (",
         algorithm.name, ")");
-    for (const std::string& op : {algorithm.accumulate, algorithm.orthogonalize, algorithm.refine, algorithm.apply}) {
+    for (const std::string& op :
+         {algorithm.accumulate, algorithm.orthogonalize, algorithm.refine, algorithm.apply}) {
       check_op_exists(op);
     }
   }
@@ -113,7 +120,8 @@ void register_algorithm(Algorithm algorithm) {
 const Algorithm& find_algorithm(std::string_view name) {
   const Algorithm* algorithm = Registry::instance().find(lower(name));
   TORCH_CHECK_VALUE(
-      algorithm != nullptr, "Unknown algorithm \"", name, "\": muon knows ", c10::Join(", ", registered_algorithms()));
+      algorithm != nullptr, "Unknown algorithm \"", name, "\": muon knows ",
+      c10::Join(", ", registered_algorithms()));
   return *algorithm;
 }
 

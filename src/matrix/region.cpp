@@ -35,16 +35,12 @@ Dims range(std::int64_t begin, std::int64_t end) {
 }
 
 Dims normalize_dims(
-    const Dims& dims,
-    std::int64_t ndim,
-    const char* option,
-    std::string_view name) {
+    const Dims& dims, std::int64_t ndim, const char* option, std::string_view name) {
   Dims result;
   for (const std::int64_t dim : dims) {
     TORCH_CHECK_VALUE(
-        dim >= -ndim && dim < ndim,
-        "muon: expected ", option, " to hold dims of a tensor with ", ndim, " matrix dims, got ", dim,
-        " (", name, ")");
+        dim >= -ndim && dim < ndim, "muon: expected ", option, " to hold dims of a tensor with ",
+        ndim, " matrix dims, got ", dim, " (", name, ")");
     result.push_back(dim < 0 ? dim + ndim : dim);
   }
   return result;
@@ -99,14 +95,13 @@ Roles batch_dims_roles(const MatrixLayout& layout, std::int64_t ndim, std::strin
 Roles resolve_roles(const MatrixLayout& layout, at::IntArrayRef sizes, std::string_view name) {
   const auto ndim = static_cast<std::int64_t>(sizes.size());
   TORCH_CHECK_VALUE(
-      ndim >= 2,
-      "muon: expected a parameter with at least 2 dims to take as matrices, got shape ", sizes, " (",
-      name, "); give it to an elementwise algorithm, algorithm=\"adamw\"");
+      ndim >= 2, "muon: expected a parameter with at least 2 dims to take as matrices, got shape ",
+      sizes, " (", name, "); give it to an elementwise algorithm, algorithm=\"adamw\"");
   const bool by_dims = !layout.rows.empty() || !layout.cols.empty();
   const int choices = int{by_dims} + int{layout.flatten} + int{layout.batch_dims >= 0};
   TORCH_CHECK_VALUE(
-      choices <= 1,
-      "muon: expected one of rows/cols, flatten and batch_dims, got ", choices, " of them (", name, ")");
+      choices <= 1, "muon: expected one of rows/cols, flatten and batch_dims, got ", choices,
+      " of them (", name, ")");
   if (by_dims) {
     return explicit_roles(layout, ndim, name);
   }
@@ -117,8 +112,8 @@ Roles resolve_roles(const MatrixLayout& layout, at::IntArrayRef sizes, std::stri
     return batch_dims_roles(layout, ndim, name);
   }
   TORCH_CHECK_VALUE(
-      ndim == 2,
-      "Muon only supports 2D parameters whereas we found a parameter with size: ", sizes, " (", name,
+      ndim == 2, "Muon only supports 2D parameters whereas we found a parameter with size: ", sizes,
+      " (", name,
       "); say how it is matrices: rows=(...) and cols=(...), flatten=True (rows = dim 0, columns = the "
       "rest) or batch_dims=k (the first k dims are a batch)");
   return {{}, {0}, {1}};
@@ -129,16 +124,16 @@ Dims block_sizes(const MatrixLayout& layout, std::int64_t side, std::string_view
   const char* what = layout.split_dim == 0 ? "rows" : "columns";
   TORCH_CHECK_VALUE(
       layout.split_dim == 0 || layout.split_dim == 1,
-      "muon: expected split_dim 0 (blocks of rows) or 1 (blocks of columns), got ", layout.split_dim,
-      " (", name, ")");
+      "muon: expected split_dim 0 (blocks of rows) or 1 (blocks of columns), got ",
+      layout.split_dim, " (", name, ")");
   TORCH_CHECK_VALUE(
       layout.split_sizes.empty() || layout.num_heads == 0,
       "muon: expected split_sizes or num_heads, got both (", name, ")");
   if (layout.num_heads != 0) {
     TORCH_CHECK_VALUE(
         layout.num_heads > 0 && side % layout.num_heads == 0,
-        "muon: expected num_heads to divide the ", side, " ", what, ", got num_heads=",
-        layout.num_heads, " (", name, ")");
+        "muon: expected num_heads to divide the ", side, " ", what,
+        ", got num_heads=", layout.num_heads, " (", name, ")");
     return Dims(static_cast<std::size_t>(layout.num_heads), side / layout.num_heads);
   }
   if (layout.split_sizes.empty()) {
@@ -146,29 +141,25 @@ Dims block_sizes(const MatrixLayout& layout, std::int64_t side, std::string_view
   }
   TORCH_CHECK_VALUE(
       layout.split_sizes.size() >= 2,
-      "muon: expected split_sizes with at least 2 block sizes, got ", layout.split_sizes, " (", name, ")");
+      "muon: expected split_sizes with at least 2 block sizes, got ", layout.split_sizes, " (",
+      name, ")");
   for (const std::int64_t size : layout.split_sizes) {
     TORCH_CHECK_VALUE(
-        size > 0, "muon: expected split_sizes to be positive integers, got ", layout.split_sizes, " (",
-        name, ")");
+        size > 0, "muon: expected split_sizes to be positive integers, got ", layout.split_sizes,
+        " (", name, ")");
   }
   const std::int64_t sum =
       std::accumulate(layout.split_sizes.begin(), layout.split_sizes.end(), std::int64_t{0});
   TORCH_CHECK_VALUE(
-      sum == side, "muon: split_sizes must sum to dim ", layout.split_dim, " of the matrix, ", side, " ",
-      what, ", got ", layout.split_sizes, " with sum ", sum, " (", name, ")");
+      sum == side, "muon: split_sizes must sum to dim ", layout.split_dim, " of the matrix, ", side,
+      " ", what, ", got ", layout.split_sizes, " with sum ", sum, " (", name, ")");
   return layout.split_sizes;
 }
 
 // Narrows the first dim of the split side to one block.
 void narrow(
-    Region& region,
-    at::IntArrayRef sizes,
-    const Dims& side_dims,
-    std::size_t position,
-    std::int64_t first,
-    std::int64_t length,
-    std::string_view name) {
+    Region& region, at::IntArrayRef sizes, const Dims& side_dims, std::size_t position,
+    std::int64_t first, std::int64_t length, std::string_view name) {
   const Dims inner(side_dims.begin() + 1, side_dims.end());
   const std::int64_t unit = extent(sizes, inner);
   TORCH_CHECK_VALUE(
@@ -181,9 +172,7 @@ void narrow(
 
 // Calls `visit` with every index over all batch dims but the last.
 void for_each_outer_batch(
-    at::IntArrayRef sizes,
-    const Dims& batch,
-    const std::function<void(const Dims&)>& visit) {
+    at::IntArrayRef sizes, const Dims& batch, const std::function<void(const Dims&)>& visit) {
   const Dims outer(batch.begin(), batch.empty() ? batch.end() : batch.end() - 1);
   const std::int64_t count = extent(sizes, outer);
   for (std::int64_t linear = 0; linear < count; ++linear) {
@@ -198,7 +187,8 @@ void for_each_outer_batch(
   }
 }
 
-at::IntArrayRef matrix_sizes(at::IntArrayRef sizes, const MatrixLayout& layout, bool is_complex, std::string_view name) {
+at::IntArrayRef matrix_sizes(
+    at::IntArrayRef sizes, const MatrixLayout& layout, bool is_complex, std::string_view name) {
   if (!layout.complex_dim) {
     return sizes;
   }
@@ -212,10 +202,7 @@ at::IntArrayRef matrix_sizes(at::IntArrayRef sizes, const MatrixLayout& layout, 
 } // namespace
 
 std::vector<Region> resolve_regions(
-    at::IntArrayRef all_sizes,
-    bool is_complex,
-    const MatrixLayout& layout,
-    std::string_view name) {
+    at::IntArrayRef all_sizes, bool is_complex, const MatrixLayout& layout, std::string_view name) {
   const at::IntArrayRef sizes = matrix_sizes(all_sizes, layout, is_complex, name);
   const Roles roles = resolve_roles(layout, sizes, name);
   const std::int64_t rows = extent(sizes, roles.rows);
@@ -236,7 +223,8 @@ std::vector<Region> resolve_regions(
   }
   whole.batch_dim = roles.batch.empty() ? -1 : roles.batch.back();
   whole.start.assign(sizes.size() + (whole.is_complex ? 1 : 0), 0);
-  whole.shape = {roles.batch.empty() ? 1 : sizes[static_cast<std::size_t>(roles.batch.back())], rows, cols};
+  whole.shape = {
+      roles.batch.empty() ? 1 : sizes[static_cast<std::size_t>(roles.batch.back())], rows, cols};
 
   std::vector<Region> regions;
   std::int64_t first = 0;
@@ -246,7 +234,8 @@ std::vector<Region> resolve_regions(
       const Dims& side = by_rows ? roles.rows : roles.cols;
       narrow(block, sizes, side, by_rows ? 0 : roles.rows.size(), first, blocks[b], name);
       (by_rows ? block.shape.rows : block.shape.cols) = blocks[b];
-      (by_rows ? block.first_row : block.column_block) = by_rows ? first : static_cast<std::int64_t>(b);
+      (by_rows ? block.first_row : block.column_block) =
+          by_rows ? first : static_cast<std::int64_t>(b);
     }
     first += blocks[b];
     for_each_outer_batch(sizes, roles.batch, [&](const Dims& index) {
@@ -262,9 +251,7 @@ std::vector<Region> resolve_regions(
 }
 
 std::vector<std::int64_t> row_statistics_sizes(
-    at::IntArrayRef all_sizes,
-    const MatrixLayout& layout,
-    std::string_view name) {
+    at::IntArrayRef all_sizes, const MatrixLayout& layout, std::string_view name) {
   const at::IntArrayRef sizes = matrix_sizes(all_sizes, layout, false, name);
   const Roles roles = resolve_roles(layout, sizes, name);
   Dims result;
@@ -274,15 +261,14 @@ std::vector<std::int64_t> row_statistics_sizes(
   result.push_back(extent(sizes, roles.rows));
   const bool by_columns = layout.split_dim == 1;
   result.push_back(
-      by_columns ? static_cast<std::int64_t>(block_sizes(layout, extent(sizes, roles.cols), name).size()) : 1);
+      by_columns
+          ? static_cast<std::int64_t>(block_sizes(layout, extent(sizes, roles.cols), name).size())
+          : 1);
   return result;
 }
 
 at::Tensor region_view(
-    const at::Tensor& tensor,
-    const Region& region,
-    std::int64_t first,
-    std::int64_t count) {
+    const at::Tensor& tensor, const Region& region, std::int64_t first, std::int64_t count) {
   const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
   const at::IntArrayRef strides = real.strides();
   std::int64_t offset = real.storage_offset();
@@ -303,10 +289,7 @@ at::Tensor region_view(
 }
 
 at::Tensor row_statistics_view(
-    const at::Tensor& statistics,
-    const Region& region,
-    std::int64_t first,
-    std::int64_t count) {
+    const at::Tensor& statistics, const Region& region, std::int64_t first, std::int64_t count) {
   at::Tensor view = statistics;
   for (const std::int64_t index : region.batch_index) {
     view = view.select(0, index);
@@ -324,12 +307,11 @@ at::Tensor row_statistics_view(
 namespace muon {
 
 std::vector<MatrixShape> matrix_shapes(
-    at::IntArrayRef sizes,
-    const MatrixLayout& layout,
-    std::string_view name) {
+    at::IntArrayRef sizes, const MatrixLayout& layout, std::string_view name) {
   std::vector<MatrixShape> shapes;
   for (const auto& region : detail::resolve_regions(sizes, false, layout, name)) {
-    const bool same_block = std::any_of(region.batch_index.begin(), region.batch_index.end(), [](auto i) { return i > 0; });
+    const bool same_block = std::any_of(
+        region.batch_index.begin(), region.batch_index.end(), [](auto i) { return i > 0; });
     if (same_block) {
       shapes.back().batch += region.shape.batch;
     } else {

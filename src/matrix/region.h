@@ -29,30 +29,19 @@ struct Region {
 /// The regions of a tensor of shape `sizes` in block order; ValueError naming
 /// `name` where the layout does not fit. `is_complex`: the dtype is complex.
 std::vector<Region> resolve_regions(
-    at::IntArrayRef sizes,
-    bool is_complex,
-    const MatrixLayout& layout,
-    std::string_view name);
+    at::IntArrayRef sizes, bool is_complex, const MatrixLayout& layout, std::string_view name);
 
 /// [batch dims..., rows, column blocks]: the shape of per-row statistics.
 std::vector<std::int64_t> row_statistics_sizes(
-    at::IntArrayRef sizes,
-    const MatrixLayout& layout,
-    std::string_view name);
+    at::IntArrayRef sizes, const MatrixLayout& layout, std::string_view name);
 
 /// Matrices first .. first + count of a region: [count, rows..., cols..., (2)]
 /// over the tensor's own storage, real dtype.
 at::Tensor region_view(
-    const at::Tensor& tensor,
-    const Region& region,
-    std::int64_t first,
-    std::int64_t count);
+    const at::Tensor& tensor, const Region& region, std::int64_t first, std::int64_t count);
 
 /// The same matrices' rows in a statistics buffer: [count, rows, 1].
 at::Tensor row_statistics_view(
-    const at::Tensor& statistics,
-    const Region& region,
-    std::int64_t first,
-    std::int64_t count);
+    const at::Tensor& statistics, const Region& region, std::int64_t first, std::int64_t count);
 
 } // namespace muon::detail

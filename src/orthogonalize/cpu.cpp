@@ -47,8 +47,9 @@ class SymmetricProduct {
       : n_(n), block_(std::max(kMinBlock, (n + kMaxBlocks - 1) / kMaxBlocks)) {}
 
   // out = alpha x y (+ beta c), x and y with n rows and columns on the outside.
-  void compute(at::Tensor& out, const at::Tensor& x, const at::Tensor& y, const at::Tensor& c, double beta, double alpha)
-      const {
+  void compute(
+      at::Tensor& out, const at::Tensor& x, const at::Tensor& y, const at::Tensor& c, double beta,
+      double alpha) const {
     for (std::int64_t first = 0; first < n_; first += block_) {
       const std::int64_t height = std::min(block_, n_ - first);
       const std::int64_t width = first + height;
@@ -56,7 +57,8 @@ class SymmetricProduct {
       const at::Tensor left = x.narrow(0, first, height);
       const at::Tensor right = y.narrow(1, 0, width);
       if (c.defined()) {
-        at::addmm_out(target, c.narrow(0, first, height).narrow(1, 0, width), left, right, beta, alpha);
+        at::addmm_out(
+            target, c.narrow(0, first, height).narrow(1, 0, width), left, right, beta, alpha);
       } else {
         at::mm_out(target, left, right);
       }
@@ -78,7 +80,8 @@ class MatrixIteration {
       : is_tall_(rows > cols),
         n_(std::min(rows, cols)),
         symmetric_(n_),
-        r_(at::empty({n_, n_}, form == Form::Gram ? like.options().dtype(at::kDouble) : like.options())),
+        r_(at::empty(
+            {n_, n_}, form == Form::Gram ? like.options().dtype(at::kDouble) : like.options())),
         z_(at::empty_like(r_)),
         w_(at::empty_like(r_)),
         q_(at::empty_like(r_)),

@@ -7,10 +7,7 @@
 namespace muon {
 
 Form choose_form(
-    c10::DeviceType device,
-    c10::ScalarType compute_dtype,
-    std::int64_t n,
-    std::int64_t m,
+    c10::DeviceType device, c10::ScalarType compute_dtype, std::int64_t n, std::int64_t m,
     std::int64_t steps) {
   const bool is_wide_float =
       compute_dtype == c10::ScalarType::Float || compute_dtype == c10::ScalarType::Double;
@@ -36,8 +33,9 @@ std::vector<std::size_t> run_lengths(Form form, std::size_t steps) {
 }
 
 c10::ScalarType workspace_dtype(const Iteration& iteration, bool is_complex) {
-  const c10::ScalarType real =
-      iteration.product_dtype == c10::ScalarType::Double ? c10::ScalarType::Double : c10::ScalarType::Float;
+  const c10::ScalarType real = iteration.product_dtype == c10::ScalarType::Double
+      ? c10::ScalarType::Double
+      : c10::ScalarType::Float;
   return is_complex ? c10::toComplexType(real) : real;
 }
 

@@ -37,7 +37,8 @@ std::vector<std::size_t> run_lengths(Form form, std::size_t steps);
 
 /// Normalises and iterates `matrices` [count, rows, cols], contiguous, in
 /// place; `eps[i]` belongs to matrix i.
-void orthogonalize_(at::Tensor matrices, const Iteration& iteration, const std::vector<double>& eps);
+void orthogonalize_(
+    at::Tensor matrices, const Iteration& iteration, const std::vector<double>& eps);
 
 /// Divides each matrix by its normalised norm. Zero matrices stay zero.
 void normalize_(at::Tensor matrices, const Iteration& iteration, const std::vector<double>& eps);

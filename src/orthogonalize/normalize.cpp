@@ -127,26 +127,34 @@ void normalize_matrix(T* x, std::int64_t n, double eps, const Iteration& iterati
   }
 }
 
-void normalize_cpu_(const at::Tensor& real, std::int64_t count, const Iteration& iteration, const std::vector<double>& eps) {
+void normalize_cpu_(
+    const at::Tensor& real, std::int64_t count, const Iteration& iteration,
+    const std::vector<double>& eps) {
   const std::int64_t n = real.numel() / count;
   AT_DISPATCH_FLOATING_TYPES(real.scalar_type(), "muon_normalize", [&] {
     auto* data = real.mutable_data_ptr<scalar_t>();
-    at::parallel_for(0, count, std::max<std::int64_t>(1, kBlock / n), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        normalize_matrix(data + i * n, n, eps[static_cast<std::size_t>(i)], iteration);
-      }
-    });
+    at::parallel_for(
+        0, count, std::max<std::int64_t>(1, kBlock / n), [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) {
+            normalize_matrix(data + i * n, n, eps[static_cast<std::size_t>(i)], iteration);
+          }
+        });
   });
 }
 
 // Any device, without a host sync: norms in float64 need no prescale for
 // float32 entries; float64 entries beyond 1e150 are out of its range.
-void normalize_any_(at::Tensor& matrices, const at::Tensor& real, const Iteration& iteration, const std::vector<double>& eps) {
+void normalize_any_(
+    at::Tensor& matrices, const at::Tensor& real, const Iteration& iteration,
+    const std::vector<double>& eps) {
   const std::int64_t count = matrices.size(0);
-  at::Tensor norms = at::linalg_vector_norm(real.reshape({count, -1}), 2, at::IntArrayRef{1}, true, at::kDouble);
-  const at::Tensor bounds = at::tensor(eps, norms.options().device(at::kCPU)).to(norms.device()).unsqueeze(1);
+  at::Tensor norms =
+      at::linalg_vector_norm(real.reshape({count, -1}), 2, at::IntArrayRef{1}, true, at::kDouble);
+  const at::Tensor bounds =
+      at::tensor(eps, norms.options().device(at::kCPU)).to(norms.device()).unsqueeze(1);
   norms = norms * iteration.norm_factor;
-  norms = iteration.normalization == Normalization::Add ? norms + bounds : at::where(norms < bounds, bounds, norms);
+  norms = iteration.normalization == Normalization::Add ? norms + bounds
+                                                        : at::where(norms < bounds, bounds, norms);
   norms = at::where(norms == 0, 1.0, norms);
   at::Tensor flat = real.view({count, -1});
   flat.copy_(flat / norms);

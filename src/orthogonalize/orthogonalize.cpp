@@ -12,7 +12,8 @@
 namespace muon {
 namespace detail {
 
-void orthogonalize_(at::Tensor matrices, const Iteration& iteration, const std::vector<double>& eps) {
+void orthogonalize_(
+    at::Tensor matrices, const Iteration& iteration, const std::vector<double>& eps) {
   if (matrices.numel() == 0) {
     return;
   }
@@ -38,18 +39,17 @@ namespace {
 
 // Matrices of one region, copied into a workspace, orthogonalized, copied out.
 void orthogonalize_region(
-    const at::Tensor& x,
-    at::Tensor& out,
-    const Region& region,
-    const Iteration& iteration,
+    const at::Tensor& x, at::Tensor& out, const Region& region, const Iteration& iteration,
     double eps) {
   const MatrixShape& shape = region.shape;
   at::Tensor matrices = at::empty(
-      {shape.batch, shape.rows, shape.cols}, x.options().dtype(workspace_dtype(iteration, region.is_complex)));
+      {shape.batch, shape.rows, shape.cols},
+      x.options().dtype(workspace_dtype(iteration, region.is_complex)));
   const at::Tensor source = region_view(x, region, 0, shape.batch);
   at::Tensor real = region.is_complex ? at::view_as_real(matrices) : matrices;
   real.view(source.sizes()).copy_(source);
-  orthogonalize_(matrices, iteration, std::vector<double>(static_cast<std::size_t>(shape.batch), eps));
+  orthogonalize_(
+      matrices, iteration, std::vector<double>(static_cast<std::size_t>(shape.batch), eps));
   region_view(out, region, 0, shape.batch).copy_(real.view(source.sizes()));
 }
 
@@ -57,15 +57,17 @@ void orthogonalize_region(
 } // namespace detail
 
 at::Tensor orthogonalize(
-    const at::Tensor& input,
-    const OrthogonalizeOptions& options,
-    const MatrixLayout& layout) {
+    const at::Tensor& input, const OrthogonalizeOptions& options, const MatrixLayout& layout) {
   TORCH_CHECK_TYPE(
       input.is_floating_point() || input.is_complex(),
-      "muon: expected a floating point or complex tensor to orthogonalize, got ", input.scalar_type());
+      "muon: expected a floating point or complex tensor to orthogonalize, got ",
+      input.scalar_type());
   TORCH_CHECK_VALUE(
-      std::isfinite(options.eps) && options.eps >= 0.0, "muon: expected eps to be finite and >= 0, got ", options.eps);
-  TORCH_CHECK_VALUE(input.layout() == c10::kStrided, "muon: expected a dense tensor to orthogonalize, got ", input.layout());
+      std::isfinite(options.eps) && options.eps >= 0.0,
+      "muon: expected eps to be finite and >= 0, got ", options.eps);
+  TORCH_CHECK_VALUE(
+      input.layout() == c10::kStrided, "muon: expected a dense tensor to orthogonalize, got ",
+      input.layout());
   const at::NoGradGuard no_grad;
   const at::Tensor x = input.resolve_conj().resolve_neg();
   const c10::ScalarType dtype =

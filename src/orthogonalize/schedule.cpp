@@ -16,10 +16,7 @@ Coefficients with_safety(const Coefficients& row, double s) {
 
 Schedule muon_schedule() {
   return {
-      "muon",
-      std::vector<Coefficients>(5, {3.4445, -4.7750, 2.0315}),
-      Normalization::Clamp,
-      1.0,
+      "muon", std::vector<Coefficients>(5, {3.4445, -4.7750, 2.0315}), Normalization::Clamp, 1.0,
       "KellerJordan/Muon; torch.optim.Muon"};
 }
 
@@ -46,7 +43,11 @@ Schedule polar_express_paper() {
       {1.891301407787398, -1.2679958271945868, 0.37680408948524835},
       {1.8750014808534479, -1.2500016453999487, 0.3750001645474248}};
   Schedule schedule{
-      "polar_express_paper", {}, Normalization::Add, 1.01, "arXiv 2505.16932, listing 1 with its safety factor 1.01"};
+      "polar_express_paper",
+      {},
+      Normalization::Add,
+      1.01,
+      "arXiv 2505.16932, listing 1 with its safety factor 1.01"};
   for (const Coefficients& row : table) {
     schedule.coefficients.push_back(with_safety(row, 1.01));
   }
@@ -91,7 +92,9 @@ const std::vector<Schedule>& schedules() {
 } // namespace
 
 Schedule Schedule::custom(std::vector<Coefficients> coefficients) {
-  TORCH_CHECK_VALUE(!coefficients.empty(), "muon: expected at least one (a, b, c) triple, got none (ns_coefficients)");
+  TORCH_CHECK_VALUE(
+      !coefficients.empty(),
+      "muon: expected at least one (a, b, c) triple, got none (ns_coefficients)");
   for (const Coefficients& row : coefficients) {
     for (const double value : row) {
       TORCH_CHECK_VALUE(std::isfinite(value), "muon: expected finite ns_coefficients, got ", value);
@@ -103,7 +106,8 @@ Schedule Schedule::custom(std::vector<Coefficients> coefficients) {
 std::vector<Coefficients> Schedule::take(std::optional<std::int64_t> steps) const {
   const std::int64_t count = steps.value_or(static_cast<std::int64_t>(coefficients.size()));
   TORCH_CHECK_VALUE(count >= 0, "muon: expected ns_steps to be >= 0, got ", count);
-  TORCH_CHECK_VALUE(!coefficients.empty() || count == 0, "muon: expected a schedule with coefficients, got none");
+  TORCH_CHECK_VALUE(
+      !coefficients.empty() || count == 0, "muon: expected a schedule with coefficients, got none");
   std::vector<Coefficients> rows;
   rows.reserve(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < count; ++i) {

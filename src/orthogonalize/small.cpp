@@ -39,8 +39,8 @@ struct Buffers {
 // out[i0 .. i0 + kRows, j0 .. j0 + kTile] = sum_k x[k, i] y[k, j] + beta c
 template <typename T, std::int64_t kRows>
 MUON_ALWAYS_INLINE void product_tile(
-    T* out, const T* x, const T* y, const T* c, T alpha, T beta,
-    std::int64_t depth, std::int64_t ld, std::int64_t i0, std::int64_t j0) {
+    T* out, const T* x, const T* y, const T* c, T alpha, T beta, std::int64_t depth,
+    std::int64_t ld, std::int64_t i0, std::int64_t j0) {
   typedef T Vector __attribute__((vector_size(kTile * sizeof(T)), aligned(sizeof(T))));
   Vector sum[kRows] = {};
   for (std::int64_t k = 0; k < depth; ++k) {
@@ -63,7 +63,8 @@ MUON_ALWAYS_INLINE void product_tile(
 // out = alpha x^T y + beta c, symmetric: the tiles up to the diagonal, mirrored.
 template <typename T, std::int64_t kRows>
 MUON_ALWAYS_INLINE void symmetric_product(
-    T* out, const T* x, const T* y, const T* c, T alpha, T beta, std::int64_t depth, std::int64_t ld) {
+    T* out, const T* x, const T* y, const T* c, T alpha, T beta, std::int64_t depth,
+    std::int64_t ld) {
   for (std::int64_t i0 = 0; i0 < ld; i0 += kRows) {
     for (std::int64_t j0 = 0; j0 <= i0; j0 += kTile) {
       product_tile<T, kRows>(out, x, y, c, alpha, beta, depth, ld, i0, j0);
@@ -80,7 +81,8 @@ MUON_ALWAYS_INLINE void symmetric_product(
 
 // x <- x q, row block by row block.
 template <typename T, std::int64_t kRows>
-MUON_ALWAYS_INLINE void multiply_rows(T* x, const T* q, std::int64_t rows, std::int64_t n, std::int64_t ld) {
+MUON_ALWAYS_INLINE void multiply_rows(
+    T* x, const T* q, std::int64_t rows, std::int64_t n, std::int64_t ld) {
   typedef T Vector __attribute__((vector_size(kTile * sizeof(T)), aligned(sizeof(T))));
   T result[kRows * kMaxSmall];
   for (std::int64_t r0 = 0; r0 < rows; r0 += kRows) {
@@ -112,7 +114,8 @@ MUON_ALWAYS_INLINE void multiply_rows(T* x, const T* q, std::int64_t rows, std::
 // One run of steps: r = x^T x, q the product of the steps' polynomials in r,
 // x <- x q.
 template <typename T, std::int64_t kRows>
-MUON_ALWAYS_INLINE void run_steps(Buffers<T>& buffers, const Coefficients* steps, std::size_t count) {
+MUON_ALWAYS_INLINE void run_steps(
+    Buffers<T>& buffers, const Coefficients* steps, std::size_t count) {
   const std::int64_t n = buffers.n;
   const std::int64_t ld = buffers.ld;
   T* r = buffers.square[0].data();
@@ -120,7 +123,8 @@ MUON_ALWAYS_INLINE void run_steps(Buffers<T>& buffers, const Coefficients* steps
   T* w = buffers.square[2].data();
   T* q = buffers.square[3].data();
   T* next = buffers.square[4].data();
-  symmetric_product<T, kRows>(r, buffers.x.data(), buffers.x.data(), nullptr, T{1}, T{0}, buffers.m, ld);
+  symmetric_product<T, kRows>(
+      r, buffers.x.data(), buffers.x.data(), nullptr, T{1}, T{0}, buffers.m, ld);
   for (std::size_t k = 0; k < count; ++k) {
     const T a = static_cast<T>(steps[k][0]);
     const T b = static_cast<T>(steps[k][1]);
@@ -206,7 +210,8 @@ bool is_small(std::int64_t n) {
 }
 
 void iterate_small_(at::Tensor matrices, const Iteration& iteration) {
-  const std::vector<std::size_t> lengths = run_lengths(iteration.form, iteration.coefficients.size());
+  const std::vector<std::size_t> lengths =
+      run_lengths(iteration.form, iteration.coefficients.size());
   const std::int64_t rows = matrices.size(1);
   const std::int64_t cols = matrices.size(2);
   const bool is_tall = rows > cols;

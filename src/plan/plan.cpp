@@ -41,7 +41,8 @@ std::int64_t capacity(const Item& item, std::int64_t max_bytes) {
 Plan build_plan(std::vector<Item> items, std::int64_t max_bytes) {
   Plan plan;
   for (const auto& members : bucket(items)) {
-    const std::int64_t limit = capacity(items[static_cast<std::size_t>(members.front())], max_bytes);
+    const std::int64_t limit =
+        capacity(items[static_cast<std::size_t>(members.front())], max_bytes);
     Chunk chunk;
     for (const std::int64_t index : members) {
       const std::int64_t batch = items[static_cast<std::size_t>(index)].batch;

@@ -27,25 +27,18 @@ auto with_stored(c10::ScalarType dtype, Visit visit) {
 
 template <typename Compute>
 const Compute* load_run(
-    c10::ScalarType dtype,
-    const void* data,
-    std::int64_t offset,
-    std::int64_t stride,
-    std::int64_t n,
-    Compute* buffer) {
+    c10::ScalarType dtype, const void* data, std::int64_t offset, std::int64_t stride,
+    std::int64_t n, Compute* buffer) {
   return with_stored(dtype, [&](auto* tag) {
     using Stored = std::remove_pointer_t<decltype(tag)>;
-    return PlainCodec<Stored, Compute>::load(static_cast<const Stored*>(data) + offset, stride, n, buffer);
+    return PlainCodec<Stored, Compute>::load(
+        static_cast<const Stored*>(data) + offset, stride, n, buffer);
   });
 }
 
 template <typename Compute>
 void store_run(
-    c10::ScalarType dtype,
-    void* data,
-    std::int64_t offset,
-    std::int64_t stride,
-    std::int64_t n,
+    c10::ScalarType dtype, void* data, std::int64_t offset, std::int64_t stride, std::int64_t n,
     const Compute* values) {
   with_stored(dtype, [&](auto* tag) {
     using Stored = std::remove_pointer_t<decltype(tag)>;
@@ -58,9 +51,13 @@ bool has_codec(c10::ScalarType dtype) {
       dtype == c10::ScalarType::BFloat16 || dtype == c10::ScalarType::Half;
 }
 
-template const float* load_run(c10::ScalarType, const void*, std::int64_t, std::int64_t, std::int64_t, float*);
-template const double* load_run(c10::ScalarType, const void*, std::int64_t, std::int64_t, std::int64_t, double*);
-template void store_run(c10::ScalarType, void*, std::int64_t, std::int64_t, std::int64_t, const float*);
-template void store_run(c10::ScalarType, void*, std::int64_t, std::int64_t, std::int64_t, const double*);
+template const float* load_run(
+    c10::ScalarType, const void*, std::int64_t, std::int64_t, std::int64_t, float*);
+template const double* load_run(
+    c10::ScalarType, const void*, std::int64_t, std::int64_t, std::int64_t, double*);
+template void store_run(
+    c10::ScalarType, void*, std::int64_t, std::int64_t, std::int64_t, const float*);
+template void store_run(
+    c10::ScalarType, void*, std::int64_t, std::int64_t, std::int64_t, const double*);
 
 } // namespace muon::detail

@@ -21,7 +21,8 @@ template <typename Stored, typename Compute>
 struct PlainCodec {
   /// The run itself where it is already what the loop computes with, else
   /// `buffer` filled with it.
-  static const Compute* load(const Stored* data, std::int64_t stride, std::int64_t n, Compute* buffer) {
+  static const Compute* load(
+      const Stored* data, std::int64_t stride, std::int64_t n, Compute* buffer) {
     if constexpr (std::is_same_v<Stored, Compute>) {
       if (stride == 1) {
         return data;
@@ -74,21 +75,13 @@ struct PlainCodec {
 /// `data`, as Compute: a pointer into `data` or into `buffer`.
 template <typename Compute>
 const Compute* load_run(
-    c10::ScalarType dtype,
-    const void* data,
-    std::int64_t offset,
-    std::int64_t stride,
-    std::int64_t n,
-    Compute* buffer);
+    c10::ScalarType dtype, const void* data, std::int64_t offset, std::int64_t stride,
+    std::int64_t n, Compute* buffer);
 
 /// Writes `n` numbers, rounding to nearest.
 template <typename Compute>
 void store_run(
-    c10::ScalarType dtype,
-    void* data,
-    std::int64_t offset,
-    std::int64_t stride,
-    std::int64_t n,
+    c10::ScalarType dtype, void* data, std::int64_t offset, std::int64_t stride, std::int64_t n,
     const Compute* values);
 
 /// Whether the loops can read and write this dtype.

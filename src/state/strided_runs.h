@@ -54,7 +54,8 @@ class StridedRuns {
   /// Calls `visit(offsets, length)` for the runs that make up the elements
   /// begin .. end of the walk, no run longer than `max_length`.
   template <typename Visit>
-  void for_each(std::int64_t begin, std::int64_t end, std::int64_t max_length, Visit&& visit) const {
+  void for_each(
+      std::int64_t begin, std::int64_t end, std::int64_t max_length, Visit&& visit) const {
     const std::int64_t inner = sizes_.back();
     for (std::int64_t at = begin; at < end;) {
       const std::int64_t position = at % inner;

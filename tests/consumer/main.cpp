@@ -23,8 +23,7 @@ muon::Muon make_optimizer(const torch::nn::Sequential& model) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(weights, std::make_unique<muon::MuonOptions>(0.05));
   groups.emplace_back(
-      biases,
-      std::make_unique<muon::MuonOptions>(muon::MuonOptions(0.02).algorithm("adamw")));
+      biases, std::make_unique<muon::MuonOptions>(muon::MuonOptions(0.02).algorithm("adamw")));
   return muon::Muon(groups, muon::MuonOptions().weight_decay(0.0));
 }
 
@@ -67,8 +66,7 @@ int main() {
   const float continued = train(loaded_model, loaded_optimizer, 5);
   if (expected != continued) {
     std::printf(
-        "FAILED: loss after load %.9g, without %.9g\n",
-        static_cast<double>(continued),
+        "FAILED: loss after load %.9g, without %.9g\n", static_cast<double>(continued),
         static_cast<double>(expected));
     return 1;
   }
