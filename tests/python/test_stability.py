@@ -37,6 +37,15 @@ SIZES = [(n, name) for n in (64, 128, 256) for name in INPUTS]
 SIZES += [(n, name) for n in (512, 1024) for name in WORST]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Most of these matrices are too small for two threads, which would wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def schedules(n):
     """All of them where they are cheap."""
     return TABLE if n <= 256 else ("muon", "you", "polar_express_1.05")
@@ -62,7 +71,7 @@ def test_a13_float32_forms_stay_within_their_bounds(n, name):
     for schedule in schedules(n):
         rows, norm_factor, bound = TABLE[schedule]
         exact = spectrum.orthogonalized(rows, norm_factor)
-        forms = ["auto", "standard", "gram_x_restart"]
+        forms = ["auto"] if n == 1024 else ["auto", "standard", "gram_x_restart"]
         for form in [*forms, "gram"] if schedule in NO_RESTART else forms:
             error = relative_error(run(x, schedule, form=form), exact)
             assert error <= bound, f"{schedule} {form}: {error:.1e}"
