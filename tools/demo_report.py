@@ -132,11 +132,10 @@ def _mark_reached(axes: Axes, adamw: Run, muon: Run, x: str, unit: str) -> None:
     axes.annotate(
         f"AdamW's final loss\nafter {reached[x]:.0f} {unit}\n({share:.0%} of AdamW's)",
         at,
-        xytext=(16, 40) if share < 0.7 else (-16, 40),
-        textcoords="offset points",
-        ha="left" if share < 0.7 else "right",
+        xytext=(0.03, 0.05),  # below falling curves there is always room
+        textcoords="axes fraction",
         color=COLORS["muon"],
-        arrowprops={"arrowstyle": "-", "color": COLORS["muon"]},
+        arrowprops={"arrowstyle": "-", "color": COLORS["muon"], "relpos": (0.6, 1.0)},
     )
 
 
