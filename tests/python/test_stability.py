@@ -125,7 +125,7 @@ def test_the_reference_agrees_with_a_singular_value_decomposition(name):
         for tensor, decomposed in ((x, spectrum), (x.mT, Spectrum(x.mT))):
             expected = by_svd if tensor is x else by_svd.mT
             got = decomposed.orthogonalized(rows, norm_factor)
-            assert relative_error(got, expected) <= 1e-7
+            assert relative_error(got, expected) <= 1e-9
 
 
 @pytest.mark.parametrize("steps", range(5, 11))
