@@ -224,6 +224,19 @@ at::Tensor make_workspace(const Step& step, const std::vector<ActivePiece>& acti
           workspace_dtype(iteration, item.region.is_complex)));
 }
 
+// Many small matrices make views the larger part of a step: none that can be
+// spared, and as few calls for each as there can be.
+at::Tensor matrices_of(const at::Tensor& workspace, std::int64_t first, std::int64_t count) {
+  return workspace.as_strided(
+      {count, workspace.size(1), workspace.size(2)}, workspace.strides(),
+      first * workspace.stride(0));
+}
+
+at::Tensor real_view(const at::Tensor& matrices, at::IntArrayRef sizes) {
+  const at::Tensor real = matrices.is_complex() ? at::view_as_real(matrices) : matrices;
+  return real.sizes() == sizes ? real : real.view(sizes);
+}
+
 ChunkViews make_views(const Step& step, const std::vector<ActivePiece>& active) {
   ChunkViews views;
   views.workspace = make_workspace(step, active);
@@ -237,10 +250,9 @@ ChunkViews make_views(const Step& step, const std::vector<ActivePiece>& active) 
     views.params.push_back(view(step.param(param)));
     views.grads.push_back(view(step.grad(param).resolve_conj().resolve_neg()));
     views.momenta.push_back(view(step.state_of(param, 0)));
-    const at::Tensor whole = views.workspace.narrow(0, first, piece.count);
+    const at::Tensor whole = matrices_of(views.workspace, first, piece.count);
     views.whole_matrices.push_back(whole);
-    views.matrices.push_back(
-        (whole.is_complex() ? at::view_as_real(whole) : whole).view(views.params.back().sizes()));
+    views.matrices.push_back(real_view(whole, views.params.back().sizes()));
     add_refine_state(step, piece, views);
     const std::int64_t group = step.plan.groups[static_cast<std::size_t>(param)];
     views.groups.push_back(group);

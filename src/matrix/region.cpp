@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include <ATen/core/DimVector.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -275,13 +276,13 @@ at::Tensor region_view(
   for (std::size_t dim = 0; dim < region.start.size(); ++dim) {
     offset += region.start[dim] * strides[dim];
   }
-  Dims view_sizes{count};
-  Dims view_strides{0};
+  at::DimVector view_sizes{count};
+  at::DimVector view_strides{0};
   if (region.batch_dim >= 0) {
     view_strides[0] = strides[static_cast<std::size_t>(region.batch_dim)];
     offset += first * view_strides[0];
   }
-  view_sizes.insert(view_sizes.end(), region.sizes.begin(), region.sizes.end());
+  view_sizes.append(region.sizes.begin(), region.sizes.end());
   for (const std::int64_t dim : region.dims) {
     view_strides.push_back(strides[static_cast<std::size_t>(dim)]);
   }

@@ -17,22 +17,46 @@ namespace {
 constexpr std::int64_t kMinBlock = 128;
 constexpr std::int64_t kMaxBlocks = 4;
 
+constexpr std::int64_t kMirrorTile = 64;
+
+// data[j, i] = data[i, j] for a tile of the lower triangle. By way of a small
+// array, so that memory is read and written along rows.
+template <typename T>
+void mirror_tile(T* data, std::int64_t n, std::int64_t i0, std::int64_t j0) {
+  T tile[kMirrorTile][kMirrorTile];
+  const std::int64_t rows = std::min(kMirrorTile, n - i0);
+  const std::int64_t cols = std::min(kMirrorTile, n - j0);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      tile[j][i] = data[(i0 + i) * n + j0 + j];
+    }
+  }
+  for (std::int64_t j = 0; j < cols; ++j) {
+    const std::int64_t first = std::max<std::int64_t>(0, j0 + j - i0);
+    for (std::int64_t i = first; i < rows; ++i) {
+      data[(j0 + j) * n + i0 + i] = tile[j][i];
+    }
+  }
+}
+
 // The upper triangle from the lower one. Exactly symmetric, or products of
 // matrices that are symmetric in some blocks only would grow their asymmetry.
 void mirror_lower_(at::Tensor& out) {
-  constexpr std::int64_t kTile = 32;
   const std::int64_t n = out.size(0);
-  const std::int64_t tiles = (n + kTile - 1) / kTile;
+  const std::int64_t tiles = (n + kMirrorTile - 1) / kMirrorTile;
   AT_DISPATCH_FLOATING_TYPES(out.scalar_type(), "muon_mirror_lower", [&] {
     auto* data = out.mutable_data_ptr<scalar_t>();
-    at::parallel_for(0, tiles, 4, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i0 = begin * kTile; i0 < std::min(n, end * kTile); i0 += kTile) {
-        for (std::int64_t j0 = 0; j0 <= i0; j0 += kTile) {
-          for (std::int64_t i = i0; i < std::min(n, i0 + kTile); ++i) {
-            for (std::int64_t j = j0; j < std::min(i, j0 + kTile); ++j) {
-              data[j * n + i] = data[i * n + j];
-            }
-          }
+    const auto mirror_tiles_of_row = [&](std::int64_t i) {
+      for (std::int64_t j = 0; j <= i; ++j) {
+        mirror_tile(data, n, i * kMirrorTile, j * kMirrorTile);
+      }
+    };
+    // A short row of tiles goes with a long one: equal work for every thread.
+    at::parallel_for(0, (tiles + 1) / 2, 2, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        mirror_tiles_of_row(i);
+        if (tiles - 1 - i != i) {
+          mirror_tiles_of_row(tiles - 1 - i);
         }
       }
     });
@@ -88,12 +112,17 @@ class MatrixIteration {
         next_q_(at::empty_like(r_)),
         next_x_(at::empty({rows, cols}, like.options())) {}
 
-  void run(at::Tensor x, const Iteration& iteration) {
+  void run(const at::Tensor& matrix, const Iteration& iteration) {
     const at::ArrayRef<Coefficients> steps(iteration.coefficients);
+    at::Tensor x = matrix;
     std::size_t first = 0;
     for (const std::size_t length : run_lengths(iteration.form, steps.size())) {
       run_steps(x, steps.slice(first, length));
       first += length;
+    }
+    if (!x.is_same(matrix)) {
+      matrix.copy_(x);
+      next_x_ = x;
     }
   }
 
@@ -116,7 +145,7 @@ class MatrixIteration {
         symmetric_.compute(r_, w_, z_, w_, a, 1.0);
       }
       if (k == 0) {
-        q_.copy_(z_);
+        std::swap(q_, z_);
         q_.diagonal().add_(a);
       } else {
         symmetric_.compute(next_q_, q_, z_, q_, a, 1.0);
@@ -125,7 +154,7 @@ class MatrixIteration {
     }
     const at::Tensor q = q_.to(x.scalar_type());
     at::mm_out(next_x_, is_tall_ ? x : q, is_tall_ ? q : x);
-    x.copy_(next_x_);
+    std::swap(x, next_x_);
   }
 
   bool is_tall_;

@@ -36,27 +36,39 @@ struct Buffers {
   }
 };
 
-// out[i0 .. i0 + kRows, j0 .. j0 + kTile] = sum_k x[k, i] y[k, j] + beta c
+template <typename T>
+struct Lanes {
+  typedef T Vector __attribute__((vector_size(kTile * sizeof(T)), aligned(sizeof(T))));
+};
+
+// sum[i] = sum_k left[k, i] right[k, 0 .. kTile]
+template <typename T, std::int64_t kRows>
+MUON_ALWAYS_INLINE void accumulate_tile(
+    typename Lanes<T>::Vector (&sum)[kRows], const T* left, std::int64_t left_stride,
+    const T* right, std::int64_t right_stride, std::int64_t depth) {
+  for (std::int64_t k = 0; k < depth; ++k) {
+    const auto row = *reinterpret_cast<const typename Lanes<T>::Vector*>(right + k * right_stride);
+    const T* column = left + k * left_stride;
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      sum[i] += column[i] * row;
+    }
+  }
+}
+
+// out[i0 .. i0 + kRows, j0 .. j0 + kTile] = alpha sum_k x[k, i] y[k, j] + beta c
 template <typename T, std::int64_t kRows>
 MUON_ALWAYS_INLINE void product_tile(
     T* out, const T* x, const T* y, const T* c, T alpha, T beta, std::int64_t depth,
     std::int64_t ld, std::int64_t i0, std::int64_t j0) {
-  typedef T Vector __attribute__((vector_size(kTile * sizeof(T)), aligned(sizeof(T))));
-  Vector sum[kRows] = {};
-  for (std::int64_t k = 0; k < depth; ++k) {
-    const Vector right = *reinterpret_cast<const Vector*>(y + k * ld + j0);
-    const T* left = x + k * ld + i0;
-    for (std::int64_t i = 0; i < kRows; ++i) {
-      sum[i] += left[i] * right;
-    }
-  }
+  typename Lanes<T>::Vector sum[kRows] = {};
+  accumulate_tile<T, kRows>(sum, x + i0, ld, y + j0, ld, depth);
   for (std::int64_t i = 0; i < kRows; ++i) {
     const std::int64_t at = (i0 + i) * ld + j0;
-    Vector result = alpha * sum[i];
+    typename Lanes<T>::Vector result = alpha * sum[i];
     if (c != nullptr) {
-      result += beta * *reinterpret_cast<const Vector*>(c + at);
+      result += beta * *reinterpret_cast<const typename Lanes<T>::Vector*>(c + at);
     }
-    *reinterpret_cast<Vector*>(out + at) = result;
+    *reinterpret_cast<typename Lanes<T>::Vector*>(out + at) = result;
   }
 }
 
@@ -64,50 +76,41 @@ MUON_ALWAYS_INLINE void product_tile(
 template <typename T, std::int64_t kRows>
 MUON_ALWAYS_INLINE void symmetric_product(
     T* out, const T* x, const T* y, const T* c, T alpha, T beta, std::int64_t depth,
-    std::int64_t ld) {
-  for (std::int64_t i0 = 0; i0 < ld; i0 += kRows) {
+    std::int64_t n, std::int64_t ld) {
+  for (std::int64_t i0 = 0; i0 < n; i0 += kRows) {
     for (std::int64_t j0 = 0; j0 <= i0; j0 += kTile) {
       product_tile<T, kRows>(out, x, y, c, alpha, beta, depth, ld, i0, j0);
     }
   }
   // Exactly symmetric, or x^T y + a x would mix x with its transpose and grow
   // their difference in every product.
-  for (std::int64_t i = 1; i < ld; ++i) {
+  for (std::int64_t i = 1; i < n; ++i) {
     for (std::int64_t j = 0; j < i; ++j) {
       out[j * ld + i] = out[i * ld + j];
     }
   }
 }
 
-// x <- x q, row block by row block.
+// x <- x q. A block of rows is transposed aside first: its columns are then as
+// close together as a tile reads them, and x is free for the result.
 template <typename T, std::int64_t kRows>
 MUON_ALWAYS_INLINE void multiply_rows(
     T* x, const T* q, std::int64_t rows, std::int64_t n, std::int64_t ld) {
-  typedef T Vector __attribute__((vector_size(kTile * sizeof(T)), aligned(sizeof(T))));
-  T result[kRows * kMaxSmall];
+  T block[kMaxSmall * kRows];
   for (std::int64_t r0 = 0; r0 < rows; r0 += kRows) {
     const std::int64_t height = std::min(kRows, rows - r0);
-    for (std::int64_t j0 = 0; j0 < ld; j0 += kTile) {
-      Vector sum[kRows] = {};
-      if (height == kRows) {
-        for (std::int64_t k = 0; k < n; ++k) {
-          const Vector right = *reinterpret_cast<const Vector*>(q + k * ld + j0);
-          for (std::int64_t i = 0; i < kRows; ++i) {
-            sum[i] += x[(r0 + i) * ld + k] * right;
-          }
-        }
-      } else {
-        for (std::int64_t i = 0; i < height; ++i) {
-          for (std::int64_t k = 0; k < n; ++k) {
-            sum[i] += x[(r0 + i) * ld + k] * *reinterpret_cast<const Vector*>(q + k * ld + j0);
-          }
-        }
-      }
-      for (std::int64_t i = 0; i < height; ++i) {
-        *reinterpret_cast<Vector*>(result + i * ld + j0) = sum[i];
+    for (std::int64_t i = 0; i < height; ++i) {
+      for (std::int64_t k = 0; k < n; ++k) {
+        block[k * kRows + i] = x[(r0 + i) * ld + k];
       }
     }
-    std::copy(result, result + height * ld, x + r0 * ld);
+    for (std::int64_t j0 = 0; j0 < ld; j0 += kTile) {
+      typename Lanes<T>::Vector sum[kRows] = {};
+      accumulate_tile<T, kRows>(sum, block, kRows, q + j0, ld, n);
+      for (std::int64_t i = 0; i < height; ++i) {
+        *reinterpret_cast<typename Lanes<T>::Vector*>(x + (r0 + i) * ld + j0) = sum[i];
+      }
+    }
   }
 }
 
@@ -124,15 +127,15 @@ MUON_ALWAYS_INLINE void run_steps(
   T* q = buffers.square[3].data();
   T* next = buffers.square[4].data();
   symmetric_product<T, kRows>(
-      r, buffers.x.data(), buffers.x.data(), nullptr, T{1}, T{0}, buffers.m, ld);
+      r, buffers.x.data(), buffers.x.data(), nullptr, T{1}, T{0}, buffers.m, n, ld);
   for (std::size_t k = 0; k < count; ++k) {
     const T a = static_cast<T>(steps[k][0]);
     const T b = static_cast<T>(steps[k][1]);
     const T c = static_cast<T>(steps[k][2]);
-    symmetric_product<T, kRows>(z, r, r, r, c, b, n, ld);
+    symmetric_product<T, kRows>(z, r, r, r, c, b, n, n, ld);
     if (k + 1 < count) {
-      symmetric_product<T, kRows>(w, r, z, r, T{1}, a, n, ld);
-      symmetric_product<T, kRows>(r, w, z, w, T{1}, a, n, ld);
+      symmetric_product<T, kRows>(w, r, z, r, T{1}, a, n, n, ld);
+      symmetric_product<T, kRows>(r, w, z, w, T{1}, a, n, n, ld);
     }
     if (k == 0) {
       std::copy(z, z + ld * ld, q);
@@ -140,7 +143,7 @@ MUON_ALWAYS_INLINE void run_steps(
         q[i * ld + i] += a;
       }
     } else {
-      symmetric_product<T, kRows>(next, q, z, q, T{1}, a, n, ld);
+      symmetric_product<T, kRows>(next, q, z, q, T{1}, a, n, n, ld);
       std::swap(q, next);
     }
   }

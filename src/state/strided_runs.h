@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <numeric>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 namespace muon::detail {
 
@@ -20,7 +19,7 @@ class StridedRuns {
 
   explicit StridedRuns(const std::array<const at::Tensor*, kTensors>& tensors) {
     const at::IntArrayRef sizes = tensors[0]->sizes();
-    std::vector<std::size_t> order;
+    c10::SmallVector<std::size_t, kInlineDims> order;
     for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
       if (sizes[dim] != 1) {
         order.push_back(dim);
@@ -70,6 +69,8 @@ class StridedRuns {
   }
 
  private:
+  static constexpr std::size_t kInlineDims = 4;
+
   // Appends an inner dim, merged with the previous one where all tensors allow.
   void push(std::int64_t size, const Offsets& strides) {
     if (!sizes_.empty()) {
@@ -99,8 +100,8 @@ class StridedRuns {
     return offsets;
   }
 
-  std::vector<std::int64_t> sizes_;
-  std::vector<Offsets> strides_;
+  c10::SmallVector<std::int64_t, kInlineDims> sizes_;
+  c10::SmallVector<Offsets, kInlineDims> strides_;
   std::int64_t numel_ = 0;
 };
 

@@ -123,6 +123,41 @@ at::Tensor adamw_hyper(const Json& adamw) {
   return row;
 }
 
+MuonOptions muon_options(const Json& muon, std::int64_t ndim) {
+  const GroupSpec spec = muon_spec(muon, ndim);
+  MuonOptions options(muon.at("lr").get<double>());
+  options.weight_decay(muon.at("weight_decay"))
+      .momentum(muon.at("momentum"))
+      .nesterov(muon.at("nesterov"))
+      .maximize(muon.at("maximize"))
+      .cautious(muon.at("decay") == "cautious")
+      .eps(muon.at("ortho").at("eps"))
+      .algorithm(spec.algorithm)
+      .layout(spec.layout)
+      .adjust_lr(spec.adjust_lr)
+      .schedule(spec.orthogonalize.schedule)
+      .ns_steps(spec.orthogonalize.steps);
+  if (muon.at("momentum_form") == "heavy_ball") {
+    options.momentum_form(MomentumForm::HeavyBall);
+  }
+  if (muon.at("decay_lr") == "lr*scale") {
+    options.decay_lr(DecayLr::Adjusted);
+  }
+  if (!muon.at("normuon_beta2").is_null()) {
+    options.muon_beta2(muon.at("normuon_beta2"));
+  }
+  return options;
+}
+
+MuonOptions adamw_options(const Json& adamw) {
+  MuonOptions options(adamw.at("lr").get<double>());
+  options.algorithm("adamw")
+      .weight_decay(adamw.at("weight_decay"))
+      .eps(adamw.at("eps"))
+      .betas({adamw.at("betas").at(0), adamw.at("betas").at(1)});
+  return options;
+}
+
 bool is_supported(const Json& muon) {
   return muon.at("split_sizes").is_null() || muon.at("split_rule") == "separate";
 }

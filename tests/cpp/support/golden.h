@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <nlohmann/json.hpp>
 
+#include <muon/optimizer.h>
 #include <muon/step.h>
 
 namespace muon::testing {
@@ -50,6 +51,10 @@ GroupSpec adamw_spec();
 /// The group's row of the hyperparameter tensor, [Hyper::kCount] in float64.
 at::Tensor muon_hyper(const Json& muon);
 at::Tensor adamw_hyper(const Json& adamw);
+
+/// The same for a group of `muon::Muon`.
+MuonOptions muon_options(const Json& muon, std::int64_t ndim);
+MuonOptions adamw_options(const Json& adamw);
 
 /// Whether libmuon has the case's rules; muonium's own rule for the blocks of a split weight is
 /// the exception, `muonium_fixed` and `normuon_fixed` are what libmuon does instead.
