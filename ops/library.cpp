@@ -5,12 +5,14 @@
 #include <mutex>
 #include <utility>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <muon/algorithm.h>
 #include <muon/kernels/device.h>
 #include <muon/orthogonalize.h>
+#include <muon/qk_clip.h>
 #include <muon/step.h>
 #include <muon/version.h>
 
@@ -23,6 +25,10 @@ TORCH_LIBRARY(muon, m) {
 
   // The functional core.
   m.def("orthogonalize(Tensor x, str spec, float eps) -> Tensor");
+  m.def("gram(Tensor x) -> Tensor");
+  m.def(
+      "qk_clip_(Tensor(a!) query, Tensor(b!) key, Tensor logits, float threshold, int num_key_heads, "
+      "float balance, int dim) -> Tensor");
   m.def(
       "step_(int plan, Tensor(a!)[] params, Tensor?[] grads, Tensor(b!)[] state, Tensor hyper, *, "
       "Tensor? grad_scale=None, Tensor? found_inf=None, Tensor(c!)? skipped=None) -> ()");
@@ -43,6 +49,11 @@ TORCH_LIBRARY(muon, m) {
   m.def("schedule_coefficients(str spec) -> float[]");
   m.def("registered_algorithms() -> str[]");
   m.def("is_elementwise(str algorithm) -> bool");
+  m.def("algorithm_options(str algorithm) -> Dict(str, float)");
+  // Python's way to `register_algorithm`: state as "name kind" with kind param, row or step; stages as
+  // "stage=op", those left out are libmuon's own.
+  m.def(
+      "register_algorithm(str name, str[] state, str[] stages, str[] options, float[] values, bool replace) -> ()");
 
   // Stages of the algorithms (contract: <muon/algorithm.h>).
   m.def(
@@ -96,6 +107,25 @@ at::Tensor orthogonalize_op(const at::Tensor& x, std::string_view spec_text, dou
 
 at::Tensor orthogonalize_meta(const at::Tensor& x, std::string_view, double) {
   return at::empty_like(x);
+}
+
+at::Tensor gram_meta(const at::Tensor& x) {
+  at::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end());
+  sizes.back() = sizes[sizes.size() - 2];
+  return at::empty_symint(sizes, x.options());
+}
+
+at::Tensor qk_clip_op(
+    at::Tensor query, at::Tensor key, const at::Tensor& logits, double threshold,
+    std::int64_t num_key_heads, double balance, std::int64_t dim) {
+  return qk_clip_(
+      std::move(query), std::move(key), logits, {threshold, num_key_heads, balance, dim});
+}
+
+at::Tensor qk_clip_meta(
+    at::Tensor, at::Tensor, const at::Tensor& logits, double, std::int64_t, double, std::int64_t) {
+  const std::int64_t head_dim = logits.dim() == 1 ? 0 : logits.dim() - 3;
+  return at::empty_symint({logits.sym_size(head_dim)}, logits.options().dtype(at::kFloat));
 }
 
 std::vector<GroupSpec> parse_all(const std::vector<std::string>& texts) {
@@ -158,12 +188,69 @@ std::string build_info_op() {
   return kernels::build_description();
 }
 
+StateSlot parse_slot(const std::string& text) {
+  const std::size_t space = text.rfind(' ');
+  const std::string kind = space == std::string::npos ? "" : text.substr(space + 1);
+  TORCH_CHECK_VALUE(
+      kind == "param" || kind == "row" || kind == "step",
+      "muon: expected a state slot \"name kind\" with kind param, row or step, got \"", text, "\"");
+  return {
+      text.substr(0, space),
+      kind == "param"     ? StateSlot::Kind::LikeParam
+          : kind == "row" ? StateSlot::Kind::PerRow
+                          : StateSlot::Kind::Step};
+}
+
+void set_stage(Algorithm& algorithm, const std::string& text) {
+  const std::map<std::string_view, std::string*> stages = {
+      {"accumulate", &algorithm.accumulate}, {"orthogonalize", &algorithm.orthogonalize},
+      {"refine", &algorithm.refine},         {"apply", &algorithm.apply},
+      {"update", &algorithm.update},         {"matrix_update", &algorithm.matrix_update}};
+  const std::size_t equals = text.find('=');
+  const auto stage = stages.find(std::string_view(text).substr(0, equals));
+  TORCH_CHECK_VALUE(
+      equals != std::string::npos && stage != stages.end(), "muon: expected stage=op, got \"", text,
+      "\"");
+  *stage->second = text.substr(equals + 1);
+}
+
+void register_algorithm_op(
+    std::string_view name, const std::vector<std::string>& state,
+    const std::vector<std::string>& stages, const std::vector<std::string>& options,
+    const std::vector<double>& values, bool replace) {
+  TORCH_CHECK_VALUE(
+      options.size() == values.size(), "muon: expected a value for each option, got ",
+      values.size(), " for ", options.size());
+  Algorithm algorithm;
+  algorithm.name = name;
+  for (const std::string& text : state) {
+    algorithm.state.push_back(parse_slot(text));
+  }
+  for (const std::string& text : stages) {
+    set_stage(algorithm, text);
+  }
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    algorithm.options.push_back({options[i], values[i]});
+  }
+  register_algorithm(std::move(algorithm), replace);
+}
+
+c10::Dict<std::string, double> algorithm_options_op(std::string_view algorithm) {
+  c10::Dict<std::string, double> options;
+  for (const AlgorithmOption& option : find_algorithm(algorithm).options) {
+    options.insert(option.name, option.value);
+  }
+  return options;
+}
+
 bool is_elementwise_op(std::string_view algorithm) {
   return find_algorithm(algorithm).is_elementwise();
 }
 
 void register_device(torch::Library& m) {
   m.impl("orthogonalize", &orthogonalize_op);
+  m.impl("gram", &gram);
+  m.impl("qk_clip_", &qk_clip_op);
   m.impl("step_", &step_op);
   m.impl("muon_", &muon_op);
   m.impl("create_plan", &create_plan_op);
@@ -186,6 +273,8 @@ TORCH_LIBRARY_IMPL(muon, CUDA, m) {
 
 TORCH_LIBRARY_IMPL(muon, Meta, m) {
   m.impl("orthogonalize", &orthogonalize_meta);
+  m.impl("gram", &gram_meta);
+  m.impl("qk_clip_", &qk_clip_meta);
 }
 
 // No tensors among the arguments: one implementation whatever the device.
@@ -201,6 +290,8 @@ TORCH_LIBRARY_IMPL(muon, CompositeExplicitAutograd, m) {
   m.impl("schedule_coefficients", &schedule_coefficients_op);
   m.impl("registered_algorithms", &registered_algorithms);
   m.impl("is_elementwise", &is_elementwise_op);
+  m.impl("algorithm_options", &algorithm_options_op);
+  m.impl("register_algorithm", &register_algorithm_op);
 }
 
 } // namespace muon

@@ -8,7 +8,7 @@
 namespace muon {
 
 /// A step of the matrix algorithm "muon" on lists of tensors, without a plan of
-/// the caller's: `hyper` is [1, Hyper::kCount], all parameters follow `spec`.
+/// the caller's: `hyper` is [1, hyper_width], all parameters follow `spec`.
 void muon_(
     at::TensorList params, const std::vector<at::Tensor>& grads, at::TensorList momentum_buffers,
     const at::Tensor& hyper, std::string_view spec);

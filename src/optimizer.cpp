@@ -1,11 +1,11 @@
 #include <muon/optimizer.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
@@ -64,7 +64,7 @@ struct Muon::Cache {
   std::vector<MuonOptions> options; // of every group, as last checked
   std::size_t resolved = 0; // so many groups have gone through `resolve`
   PlanHandle plan = kNoPlan;
-  at::Tensor hyper; // float64 [groups, Hyper::kCount]
+  at::Tensor hyper; // float64 [groups, as wide as the widest algorithm's]
   at::Tensor skipped; // int64 [params]
 
   Cache() = default;
@@ -237,7 +237,7 @@ void Muon::update(const at::Tensor& grad_scale, const at::Tensor& found_inf) {
     }
   }
   auto* row = cache_->hyper.mutable_data_ptr<double>();
-  for (std::size_t g = 0; g < param_groups_.size(); ++g, row += Hyper::kCount) {
+  for (std::size_t g = 0; g < param_groups_.size(); ++g, row += cache_->hyper.size(1)) {
     options(g).write_hyper(row);
   }
   step_(
@@ -270,7 +270,11 @@ void Muon::rebuild(const Live& live) {
   }
   fresh->plan = create_plan(live.params, live.groups, specs, names);
   const auto groups = static_cast<std::int64_t>(specs.size());
-  fresh->hyper = at::empty({groups, Hyper::kCount}, at::kDouble);
+  std::int64_t width = Hyper::kCount;
+  for (const GroupSpec& spec : specs) {
+    width = std::max(width, hyper_width(spec.algorithm));
+  }
+  fresh->hyper = at::zeros({groups, width}, at::kDouble);
   fresh->skipped = at::zeros({static_cast<std::int64_t>(names.size())}, at::kLong);
   fresh->take_counts(*cache_);
   cache_ = std::move(fresh);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -29,6 +30,14 @@ c10::IValue pack(const T& value) {
   }
 }
 
+c10::IValue pack(const AlgorithmOptions& options) {
+  c10::Dict<std::string, double> packed;
+  for (const auto& [name, value] : options) {
+    packed.insert(name, value);
+  }
+  return packed;
+}
+
 template <typename T>
 c10::IValue pack(const std::optional<T>& value) {
   return value ? pack(*value) : c10::IValue();
@@ -49,6 +58,13 @@ void unpack(const c10::IValue& packed, T& value) {
     value = static_cast<T>(packed.toInt());
   } else {
     value = packed.to<T>();
+  }
+}
+
+void unpack(const c10::IValue& packed, AlgorithmOptions& options) {
+  options.clear();
+  for (const auto& entry : packed.to<c10::Dict<std::string, double>>()) {
+    options[entry.key()] = entry.value();
   }
 }
 
@@ -88,6 +104,15 @@ double own_eps(const Algorithm& algorithm) {
   return algorithm.is_elementwise() ? 1e-8 : 1e-7;
 }
 
+AlgorithmOptions merged_algorithm_options(
+    const Algorithm& algorithm, AlgorithmOptions given, const AlgorithmOptions& inherited) {
+  given.insert(inherited.begin(), inherited.end());
+  for (const AlgorithmOption& option : algorithm.options) {
+    given.emplace(option.name, option.value);
+  }
+  return given;
+}
+
 // Options that only some of the algorithms have; one of the user's own may read any.
 bool reads_betas(std::string_view algorithm) {
   return algorithm != "muon" && algorithm != "normuon";
@@ -124,6 +149,11 @@ MuonOptions& MuonOptions::ns_coefficients(const Coefficients& triple) {
 
 MuonOptions& MuonOptions::ns_coefficients(std::vector<Coefficients> triples) {
   return schedule(Schedule::custom(std::move(triples)));
+}
+
+MuonOptions& MuonOptions::algorithm_option(const std::string& name, double value) {
+  algorithm_options()[name] = value;
+  return *this;
 }
 
 MuonOptions& MuonOptions::layout(const MatrixLayout& layout) {
@@ -171,6 +201,9 @@ MuonOptions MuonOptions::resolved(const MuonOptions& defaults) const {
   }
 
   MuonOptions result = *this;
+  result.algorithm_options() = merged_algorithm_options(
+      own, algorithm_options(),
+      own.name == theirs.name ? defaults.algorithm_options() : AlgorithmOptions{});
 #define MUON_INHERIT(role, type, name, ...)      \
   if constexpr (Role::role != Role::note) {      \
     if (!name##_.given) {                        \
@@ -263,8 +296,18 @@ void MuonOptions::check_iteration(std::string_view who) const {
 }
 
 void MuonOptions::check_algorithm(std::string_view who) const {
-  const std::string& name = find_algorithm(algorithm()).name;
+  const Algorithm& own = find_algorithm(algorithm());
+  const std::string& name = own.name;
   const MuonOptions initial;
+  for (const auto& [option, value] : algorithm_options()) {
+    const bool is_known = std::any_of(
+        own.options.begin(), own.options.end(), [&](const auto& o) { return o.name == option; });
+    TORCH_CHECK_VALUE(
+        is_known, "muon: expected an option of algorithm \"", name, "\", got \"", option, "\" (",
+        who, ")");
+    TORCH_CHECK_VALUE(
+        std::isfinite(value), option, " should be finite but is: ", value, " (", who, ")");
+  }
   const auto refuse = [&](std::string_view option, std::string_view users) {
     TORCH_CHECK_VALUE(
         false, option, " is an option of ", users, ", but the group's algorithm is \"", name,
@@ -332,6 +375,11 @@ void MuonOptions::write_hyper(double* row) const {
   row[Hyper::kCautious] = cautious() ? 1.0 : 0.0;
   row[Hyper::kHeavyBall] = momentum_form() == MomentumForm::HeavyBall ? 1.0 : 0.0;
   row[Hyper::kDecayAdjusted] = decay_lr() == DecayLr::Adjusted ? 1.0 : 0.0;
+  row += Hyper::kCount;
+  for (const AlgorithmOption& option : find_algorithm(algorithm()).options) {
+    const auto found = algorithm_options().find(option.name);
+    *row++ = found == algorithm_options().end() ? option.value : found->second;
+  }
 }
 
 double MuonOptions::get_lr() const {

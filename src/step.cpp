@@ -38,6 +38,9 @@ using Orthogonalize = void(at::Tensor, const at::Tensor&, at::IntArrayRef, std::
 using Refine = void(at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef);
 using Apply =
     void(at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef, at::ArrayRef<double>);
+using MatrixUpdate = void(
+    at::TensorList, at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef,
+    at::ArrayRef<double>, const OptionalTensor&, std::string_view);
 using Elementwise = void(
     at::TensorList, at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef,
     const OptionalTensor&, std::string_view);
@@ -119,10 +122,10 @@ void check(const Step& step) {
       step.hyper.is_cpu() && step.hyper.scalar_type() == at::kDouble &&
           step.hyper.is_contiguous() && step.hyper.dim() == 2 &&
           step.hyper.size(0) >= static_cast<std::int64_t>(plan.specs.size()) &&
-          step.hyper.size(1) == Hyper::kCount,
+          step.hyper.size(1) >= plan.hyper_width,
       "muon: expected hyper as a contiguous float64 CPU tensor [", plan.specs.size(), ", ",
-      std::int64_t{Hyper::kCount}, "], got ", step.hyper.scalar_type(), " ", step.hyper.sizes(),
-      " on ", step.hyper.device());
+      plan.hyper_width, "], got ", step.hyper.scalar_type(), " ", step.hyper.sizes(), " on ",
+      step.hyper.device());
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(plan.sizes.size()); ++i) {
     TORCH_CHECK_VALUE(
         step.param(i).sizes() == at::IntArrayRef(plan.sizes[static_cast<std::size_t>(i)]),
@@ -178,37 +181,71 @@ std::vector<ActivePiece> active_pieces(const Step& step, const plan::Chunk& chun
 }
 
 // The views of a chunk's active pieces that its stages work on.
+// What the stages see of a chunk: one entry a piece.
 struct ChunkViews {
-  at::Tensor workspace; // [count, rows, cols]
-  std::vector<at::Tensor> params, grads, momenta; // [batch, rows..., cols..., (2)], real
-  std::vector<at::Tensor> matrices; // the workspace in the same shapes
-  std::vector<at::Tensor> whole_matrices,
-      refine_state; // [batch, rows, cols]; [batch, rows, 1] or as momenta
-  std::vector<std::int64_t> groups, matrix_groups; // a piece; a matrix
+  std::vector<at::Tensor> params, grads; // [batch, rows..., cols..., (2)], real
+  std::vector<at::Tensor> state; // every slot of a piece: as above, [batch, rows, 1] or 0-d
+  std::vector<std::int64_t> groups;
   std::vector<double> factors;
 };
 
-void add_refine_state(const Step& step, const ActivePiece& piece, ChunkViews& views) {
-  const std::int64_t param = piece.item->param;
-  const std::vector<StateSlot>& slots = step.plan.slots_of(param);
-  for (std::size_t slot = 1; slot < slots.size(); ++slot) {
-    const at::Tensor& state = step.state_of(param, static_cast<std::int64_t>(slot));
-    const Region& region = piece.item->region;
-    switch (slots[slot].kind) {
-      case StateSlot::Kind::PerRow:
-        views.refine_state.push_back(row_statistics_view(state, region, piece.first, piece.count));
-        break;
-      case StateSlot::Kind::LikeParam:
-        views.refine_state.push_back(region_view(state, region, piece.first, piece.count));
-        break;
-      case StateSlot::Kind::Step:
-        views.refine_state.push_back(state);
-        break;
-    }
+// The matrices of a chunk between ACCUMULATE and APPLY.
+struct Workspace {
+  at::Tensor all; // [count, rows, cols]
+  std::vector<at::Tensor> pieces; // [batch, rows, cols]
+  std::vector<at::Tensor> real; // the same in the shapes of ChunkViews::params
+  std::vector<std::int64_t> groups; // one a matrix
+};
+
+at::Tensor view_state(
+    const StateSlot& slot, const at::Tensor& state, const Region& region,
+    const ActivePiece& piece) {
+  switch (slot.kind) {
+    case StateSlot::Kind::LikeParam:
+      return region_view(state, region, piece.first, piece.count);
+    case StateSlot::Kind::PerRow:
+      return row_statistics_view(state, region, piece.first, piece.count);
+    case StateSlot::Kind::Step:
+      break;
   }
+  return state;
 }
 
-at::Tensor make_workspace(const Step& step, const std::vector<ActivePiece>& active) {
+ChunkViews make_views(const Step& step, const std::vector<ActivePiece>& active) {
+  ChunkViews views;
+  for (const ActivePiece& piece : active) {
+    const std::int64_t param = piece.item->param;
+    const Region& region = piece.item->region;
+    const auto view = [&](const at::Tensor& tensor) {
+      return region_view(tensor, region, piece.first, piece.count);
+    };
+    views.params.push_back(view(step.param(param)));
+    views.grads.push_back(view(step.grad(param).resolve_conj().resolve_neg()));
+    const std::vector<StateSlot>& slots = step.plan.slots_of(param);
+    for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+      views.state.push_back(view_state(
+          slots[slot], step.state_of(param, static_cast<std::int64_t>(slot)), region, piece));
+    }
+    views.groups.push_back(step.plan.groups[static_cast<std::size_t>(param)]);
+    views.factors.push_back(piece.item->factor);
+  }
+  return views;
+}
+
+// Slots first .. last of every piece.
+std::vector<at::Tensor> select_slots(
+    const ChunkViews& views, std::size_t slots, std::size_t first, std::size_t last) {
+  std::vector<at::Tensor> selected;
+  for (std::size_t piece = 0; piece < views.params.size(); ++piece) {
+    const auto begin = views.state.begin() + static_cast<std::ptrdiff_t>(piece * slots);
+    selected.insert(
+        selected.end(), begin + static_cast<std::ptrdiff_t>(first),
+        begin + static_cast<std::ptrdiff_t>(last));
+  }
+  return selected;
+}
+
+at::Tensor allocate_workspace(const Step& step, const std::vector<ActivePiece>& active) {
   const MatrixItem& item = *active.front().item;
   const at::Tensor& param = step.param(item.param);
   const auto dtype =
@@ -224,12 +261,10 @@ at::Tensor make_workspace(const Step& step, const std::vector<ActivePiece>& acti
           workspace_dtype(iteration, item.region.is_complex)));
 }
 
-// Many small matrices make views the larger part of a step: none that can be
-// spared, and as few calls for each as there can be.
-at::Tensor matrices_of(const at::Tensor& workspace, std::int64_t first, std::int64_t count) {
-  return workspace.as_strided(
-      {count, workspace.size(1), workspace.size(2)}, workspace.strides(),
-      first * workspace.stride(0));
+// Many small matrices make views the larger part of a step: as few calls for
+// each as there can be.
+at::Tensor matrices_of(const at::Tensor& all, std::int64_t first, std::int64_t count) {
+  return all.as_strided({count, all.size(1), all.size(2)}, all.strides(), first * all.stride(0));
 }
 
 at::Tensor real_view(const at::Tensor& matrices, at::IntArrayRef sizes) {
@@ -237,31 +272,46 @@ at::Tensor real_view(const at::Tensor& matrices, at::IntArrayRef sizes) {
   return real.sizes() == sizes ? real : real.view(sizes);
 }
 
-ChunkViews make_views(const Step& step, const std::vector<ActivePiece>& active) {
-  ChunkViews views;
-  views.workspace = make_workspace(step, active);
+Workspace make_workspace(
+    const Step& step, const std::vector<ActivePiece>& active, const ChunkViews& views) {
+  Workspace workspace;
+  workspace.all = allocate_workspace(step, active);
   std::int64_t first = 0;
-  for (const ActivePiece& piece : active) {
-    const std::int64_t param = piece.item->param;
-    const Region& region = piece.item->region;
-    const auto view = [&](const at::Tensor& tensor) {
-      return region_view(tensor, region, piece.first, piece.count);
-    };
-    views.params.push_back(view(step.param(param)));
-    views.grads.push_back(view(step.grad(param).resolve_conj().resolve_neg()));
-    views.momenta.push_back(view(step.state_of(param, 0)));
-    const at::Tensor whole = matrices_of(views.workspace, first, piece.count);
-    views.whole_matrices.push_back(whole);
-    views.matrices.push_back(real_view(whole, views.params.back().sizes()));
-    add_refine_state(step, piece, views);
-    const std::int64_t group = step.plan.groups[static_cast<std::size_t>(param)];
-    views.groups.push_back(group);
-    views.matrix_groups.insert(
-        views.matrix_groups.end(), static_cast<std::size_t>(piece.count), group);
-    views.factors.push_back(piece.item->factor);
-    first += piece.count;
+  for (std::size_t i = 0; i < active.size(); ++i) {
+    const std::int64_t count = active[i].count;
+    workspace.pieces.push_back(matrices_of(workspace.all, first, count));
+    workspace.real.push_back(real_view(workspace.pieces.back(), views.params[i].sizes()));
+    workspace.groups.insert(
+        workspace.groups.end(), static_cast<std::size_t>(count), views.groups[i]);
+    first += count;
   }
-  return views;
+  return workspace;
+}
+
+void run_stages(
+    const Step& step, const Algorithm& algorithm, const std::vector<ActivePiece>& active,
+    const std::string& spec) {
+  const ChunkViews views = make_views(step, active);
+  if (!algorithm.matrix_update.empty()) {
+    call_stage<MatrixUpdate>(
+        algorithm.matrix_update, views.params, views.grads, views.state, step.hyper, views.groups,
+        views.factors, step.grad_scale, spec);
+    return;
+  }
+  const Workspace matrices = make_workspace(step, active, views);
+  const std::size_t slots = algorithm.state.size();
+  call_stage<Accumulate>(
+      algorithm.accumulate, views.grads, select_slots(views, slots, 0, 1), matrices.real,
+      step.hyper, views.groups, step.grad_scale);
+  call_stage<Orthogonalize>(
+      algorithm.orthogonalize, matrices.all, step.hyper, matrices.groups, spec);
+  if (!algorithm.refine.empty()) {
+    call_stage<Refine>(
+        algorithm.refine, matrices.pieces, select_slots(views, slots, 1, slots), step.hyper,
+        views.groups);
+  }
+  call_stage<Apply>(
+      algorithm.apply, views.params, matrices.real, step.hyper, views.groups, views.factors);
 }
 
 void run_chunk(const Step& step, const plan::Chunk& chunk) {
@@ -270,23 +320,22 @@ void run_chunk(const Step& step, const plan::Chunk& chunk) {
     return;
   }
   const std::int64_t param = active.front().item->param;
-  const Algorithm& algorithm = step.plan.algorithm_of(param);
-  const auto& spec =
-      step.plan
-          .spec_texts[static_cast<std::size_t>(step.plan.groups[static_cast<std::size_t>(param)])];
-  const ChunkViews views = make_views(step, active);
+  const auto group = static_cast<std::size_t>(step.plan.groups[static_cast<std::size_t>(param)]);
+  run_stages(step, step.plan.algorithm_of(param), active, step.plan.spec_texts[group]);
+}
 
-  call_stage<Accumulate>(
-      algorithm.accumulate, views.grads, views.momenta, views.matrices, step.hyper, views.groups,
-      step.grad_scale);
-  call_stage<Orthogonalize>(
-      algorithm.orthogonalize, views.workspace, step.hyper, views.matrix_groups, spec);
-  if (!algorithm.refine.empty()) {
-    call_stage<Refine>(
-        algorithm.refine, views.whole_matrices, views.refine_state, step.hyper, views.groups);
+// A matrix algorithm's parameter may be in several chunks: its steps are
+// counted here, once.
+void count_steps(const Step& step) {
+  for (const MatrixItem& item : step.plan.items) {
+    const std::vector<StateSlot>& slots = step.plan.slots_of(item.param);
+    for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+      if (slots[slot].kind == StateSlot::Kind::Step && item.is_first &&
+          step.grad(item.param).defined()) {
+        step.state_of(item.param, static_cast<std::int64_t>(slot)).add_(1);
+      }
+    }
   }
-  call_stage<Apply>(
-      algorithm.apply, views.params, views.matrices, step.hyper, views.groups, views.factors);
 }
 
 void run_elementwise(const Step& step, const ElementwiseRun& run) {
@@ -329,6 +378,7 @@ void step_(
   if (found_inf.defined() && found_inf.item<double>() != 0.0) {
     return;
   }
+  detail::count_steps(step);
   for (const plan::Chunk& chunk : plan->plan.chunks) {
     detail::run_chunk(step, chunk);
   }

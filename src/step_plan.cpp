@@ -1,5 +1,6 @@
 #include "step_plan.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -80,8 +81,9 @@ void add_matrices(
     items.push_back(
         {name, chunk_kind(param, spec, iteration, region.is_complex), shape.batch, shape.rows,
          shape.cols, shape.rows * shape.cols * element, spec.batch_size});
+    const bool is_first = step_plan.items.empty() || step_plan.items.back().param != index;
     step_plan.items.push_back(
-        {index, std::move(region), shape_factor(spec.adjust_lr, shape.rows, shape.cols)});
+        {index, std::move(region), shape_factor(spec.adjust_lr, shape.rows, shape.cols), is_first});
   }
 }
 
@@ -119,6 +121,10 @@ std::vector<StateSlot> state_slots(const Algorithm& algorithm, const GroupSpec& 
 
 } // namespace detail
 
+std::int64_t hyper_width(std::string_view algorithm) {
+  return Hyper::kCount + static_cast<std::int64_t>(find_algorithm(algorithm).options.size());
+}
+
 PlanHandle create_plan(
     at::TensorList params, at::IntArrayRef groups, const std::vector<GroupSpec>& specs,
     const std::vector<std::string>& names) {
@@ -134,6 +140,7 @@ PlanHandle create_plan(
     result->spec_texts.push_back(to_string(spec));
     result->algorithms.push_back(&find_algorithm(spec.algorithm));
     result->slots.push_back(detail::state_slots(*result->algorithms.back(), spec));
+    result->hyper_width = std::max(result->hyper_width, hyper_width(spec.algorithm));
   }
   std::vector<plan::Item> items;
   std::int64_t state = 0;

@@ -18,6 +18,7 @@ struct MatrixItem {
   std::int64_t param = 0;
   Region region;
   double factor = 1.0; // shape factor of the learning rate
+  bool is_first = true; // of its parameter's
 };
 
 /// Elementwise parameters of one algorithm and spec, in parameter order.
@@ -41,6 +42,7 @@ struct StepPlan {
   std::vector<MatrixItem> items; // parallel to plan.items
   plan::Plan plan;
   std::vector<ElementwiseRun> elementwise;
+  std::int64_t hyper_width = Hyper::kCount; // columns of hyper
 
   const GroupSpec& spec_of(std::int64_t param) const {
     return specs[static_cast<std::size_t>(groups[static_cast<std::size_t>(param)])];

@@ -203,6 +203,13 @@ void algorithm_of_our_own() {
   optimizer.step();
 }
 
+void clip_attention() {
+  torch::nn::Linear query(64, 64), key(64, 64);
+  const torch::Tensor largest_logits = torch::tensor({30.0F, 400.0F, 90.0F, 100.0F}); // a head
+
+  muon::qk_clip_(query->weight, key->weight, largest_logits); // after a step: MuonClip's projection
+}
+
 void functional_core() {
   const torch::Tensor x = torch::randn({4, 32, 16});
   muon::OrthogonalizeOptions options;
@@ -234,5 +241,6 @@ int main() {
   loss_scaling();
   save_and_load();
   algorithm_of_our_own();
+  clip_attention();
   functional_core();
 }

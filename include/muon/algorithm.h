@@ -16,10 +16,19 @@ struct MUON_API StateSlot {
     PerRow, ///< float32 (float64 where the parameter is), one value a row of
     ///< each matrix: [batch..., rows, k]
     ///< with k the number of column blocks (1 unless split by columns)
-    Step, ///< 0-d float32 on the CPU, counts steps
+    Step, ///< 0-d float32 on the CPU, counts steps with a gradient: matrix
+    ///< algorithms find it counted, an elementwise `update` counts itself
   };
   std::string name; ///< key in the state dict
   Kind kind = Kind::LikeParam;
+  friend bool operator==(const StateSlot&, const StateSlot&) = default;
+};
+
+/// A number that each group of an algorithm has, beside the options of all.
+struct MUON_API AlgorithmOption {
+  std::string name;
+  double value = 0.0; ///< where a group does not say
+  friend bool operator==(const AlgorithmOption&, const AlgorithmOption&) = default;
 };
 
 /// An algorithm is its state and the dispatcher ops ("namespace::name") that
@@ -39,6 +48,13 @@ struct MUON_API StateSlot {
 ///   apply      (Tensor(a!)[] params, Tensor[] matrices, Tensor hyper,
 ///               int[] groups, float[] factors) -> ()
 ///
+/// or a single one that does all of it, `factors` being the shape factors of
+/// the learning rate:
+///
+///   matrix_update (Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state,
+///               Tensor hyper, int[] groups, float[] factors,
+///               Tensor? grad_scale, str spec) -> ()
+///
 /// Elementwise algorithms are one pass over whole parameters:
 ///
 ///   update     (Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state,
@@ -47,23 +63,29 @@ struct MUON_API StateSlot {
 ///
 /// `state` holds the slots of all pieces or parameters, piece by piece.
 /// accumulate sees the first slot of each piece, refine the remaining ones.
+/// The algorithm's own options are the columns of `hyper` from Hyper::kCount on,
+/// in the order of `options`.
 struct MUON_API Algorithm {
   std::string name;
   std::vector<StateSlot> state;
+  std::vector<AlgorithmOption> options;
   std::string accumulate = "muon::accumulate_";
   std::string orthogonalize = "muon::orthogonalize_";
   std::string refine;
   std::string apply = "muon::apply_";
-  std::string update; ///< non-empty: elementwise, the four above are unused
+  std::string matrix_update; ///< non-empty: in place of the four above
+  std::string update; ///< non-empty: elementwise, all of the above are unused
   bool is_elementwise() const {
     return !update.empty();
   }
+  friend bool operator==(const Algorithm&, const Algorithm&) = default;
 };
 
 /// Adds `algorithm` to the process-wide registry; names are compared in lower
-/// case. Throws ValueError when the name is taken by a different algorithm or
-/// an op does not exist.
-MUON_API void register_algorithm(Algorithm algorithm);
+/// case. Throws ValueError when an op does not exist, when two slots or options
+/// share a name, or when the name is taken by a different algorithm, unless that
+/// is not one of libmuon's and `replace` is true: plans made before keep it.
+MUON_API void register_algorithm(Algorithm algorithm, bool replace = false);
 
 /// The algorithm of that name in any case; ValueError listing the names else.
 MUON_API const Algorithm& find_algorithm(std::string_view name);

@@ -6,6 +6,7 @@
 #include <muon/matrix.h>
 #include <muon/optimizer.h>
 #include <muon/orthogonalize.h>
+#include <muon/qk_clip.h>
 #include <muon/schedule.h>
 #include <muon/step.h>
 #include <muon/version.h>

@@ -38,6 +38,9 @@ enum class DecayLr : std::uint8_t {
 
 using Betas = std::tuple<double, double>;
 
+/// Values of a registered algorithm's own options (`Algorithm::options`), by name.
+using AlgorithmOptions = std::map<std::string, double>;
+
 // clang-format off
 /// Every option of a parameter group, once: role, type, name, initial value.
 ///   live  read at every step; a schedule may move it, nothing is rebuilt
@@ -58,6 +61,7 @@ using Betas = std::tuple<double, double>;
   OPTION(live, DecayLr, decay_lr, DecayLr::Plain)                                                  \
   OPTION(live, double, muon_beta2, 0.95)              /* NorMuon's second moment */                \
   OPTION(live, Betas, betas, (Betas{0.9, 0.95}))      /* Adam's */                                 \
+  OPTION(live, AlgorithmOptions, algorithm_options, {})  /* of an algorithm of the user's */       \
   OPTION(plan, bool, amsgrad, false)                  /* Adam's */                                 \
   OPTION(plan, std::string, algorithm, "muon")        /* a registered name, in any case */         \
   OPTION(plan, AdjustLr, adjust_lr, AdjustLr::Original)                                            \
@@ -133,6 +137,9 @@ class MUON_API MuonOptions : public torch::optim::OptimizerCloneableOptions<Muon
   /// One triple an iteration.
   MuonOptions& ns_coefficients(std::vector<Coefficients> triples);
 
+  /// One option that the group's algorithm itself has.
+  MuonOptions& algorithm_option(const std::string& name, double value);
+
   /// All of MatrixLayout at once.
   MuonOptions& layout(const MatrixLayout& layout);
   MatrixLayout layout() const;
@@ -141,6 +148,8 @@ class MUON_API MuonOptions : public torch::optim::OptimizerCloneableOptions<Muon
   /// marked as given. Values come from `defaults`, except that
   ///   - a choice of rows/cols, flatten or batch_dims replaces the defaults'
   ///     choice as a whole, and so do split_sizes and num_heads;
+  ///   - the algorithm's own options are merged one by one: given here, given in
+  ///     `defaults` for the same algorithm, the algorithm's;
   ///   - weight decay, eps, betas and amsgrad are the algorithm's own where
   ///     one side is elementwise (Adam) and the other is not.
   MuonOptions resolved(const MuonOptions& defaults) const;
@@ -152,7 +161,7 @@ class MUON_API MuonOptions : public torch::optim::OptimizerCloneableOptions<Muon
   std::string_view merge(const MuonOptions& other);
 
   /// Throws ValueError for a value out of range, or for an option that the
-  /// group's algorithm does not have; `who` names the group.
+  /// group's algorithm does not have, and for one that is not a number; `who` names the group.
   void check(std::string_view who) const;
 
   /// The part that shapes the plan.
@@ -161,7 +170,8 @@ class MUON_API MuonOptions : public torch::optim::OptimizerCloneableOptions<Muon
   bool same_plan(const MuonOptions& other) const;
   /// Takes what belongs to the run and to the parameters from `other`.
   void keep_from(const MuonOptions& other);
-  /// Writes the live options into a row of the hyperparameter tensor.
+  /// Writes the live options into a row of the hyperparameter tensor, as wide
+  /// as `hyper_width(algorithm())`.
   void write_hyper(double* row) const;
 
   double get_lr() const override;

@@ -49,4 +49,8 @@ MUON_API at::Tensor orthogonalize(const at::Tensor& x, const OrthogonalizeOption
 MUON_API at::Tensor orthogonalize(
     const at::Tensor& x, const OrthogonalizeOptions& options, const MatrixLayout& layout);
 
+/// x x^H of the matrices [..., rows, cols] of `x`: [..., rows, rows] in its dtype,
+/// exactly Hermitian. ValueError for fewer than two dims.
+MUON_API at::Tensor gram(const at::Tensor& x);
+
 } // namespace muon

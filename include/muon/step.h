@@ -14,8 +14,9 @@
 
 namespace muon {
 
-/// Columns of the hyperparameter tensor [groups, Hyper::kCount], float64 on
-/// the CPU. They are read at every step: changing one rebuilds nothing.
+/// Columns of the hyperparameter tensor [groups, Hyper::kCount or more],
+/// float64 on the CPU. They are read at every step: changing one rebuilds
+/// nothing. From kCount on: the options of the group's algorithm itself.
 struct MUON_API Hyper {
   enum : std::int64_t {
     kLr,
@@ -34,6 +35,9 @@ struct MUON_API Hyper {
     kCount,
   };
 };
+
+/// Columns that a group of `algorithm` needs.
+MUON_API std::int64_t hyper_width(std::string_view algorithm);
 
 /// What to do with a matrix whose gradient holds a NaN or an infinity.
 enum class NonFinite : std::uint8_t {
@@ -101,7 +105,8 @@ MUON_API std::vector<StateTensor> state_layout(
 ///
 /// `params`, `grads` (undefined: no gradient in this step, the parameter and
 /// its state stay as they are) in plan order; `state` is the concatenation of
-/// `state_layout` over the parameters. `hyper` is [groups, Hyper::kCount].
+/// `state_layout` over the parameters. `hyper` is as wide as the algorithm with
+/// the most options of its own needs: [groups, Hyper::kCount + options].
 /// `grad_scale` (1 element) divides every gradient; `found_inf` (1 element)
 /// other than zero makes the step leave no trace. `skipped` (int64, one value
 /// a parameter) counts matrices that NonFinite::Skip left alone.

@@ -45,8 +45,8 @@ def number(
         else:
             bare = _real(name, value)
         for holds, relation in (
-            (bare >= low, f">= {low:g}"),
-            (bare <= high, f"<= {high:g}"),
+            (bare >= low or low == -math.inf, f">= {low:g}"),
+            (bare <= high or high == math.inf, f"<= {high:g}"),
             (bare < below or below == math.inf, f"< {below:g}"),
             (bare > above or above == -math.inf, f"> {above:g}"),
             (math.isfinite(bare), "finite"),
@@ -142,7 +142,10 @@ def algorithm(name: str, value: Any) -> str:
     _require_string(name, value)
     names = torch.ops.muon.registered_algorithms()
     if value.lower() not in names:
-        raise ValueError(f"{name} should be one of {_listed(names)} but is: {value!r}")
+        raise ValueError(
+            f"{name} should be one of {_listed(names)} but is: {value!r}; an algorithm of your own "
+            "must be registered first (libmuon.register_algorithm)"
+        )
     return str(value.lower())
 
 

@@ -14,9 +14,9 @@ from torch.optim.optimizer import ParamsT
 from libmuon import checkpoint
 from libmuon.describe import describe_groups, effective_lrs
 from libmuon.options import (
-    GROUP_CHECKS,
     Group,
     check_defaults,
+    group_checks,
     is_elementwise,
     named_parameters,
     normalize_group,
@@ -24,7 +24,7 @@ from libmuon.options import (
 )
 from libmuon.plan import Plan, plan_key, trained_parameters
 from libmuon.shapes import check_parameters, warn_of_rounding
-from libmuon.spec import HYPER_OPTIONS, hyper_row, hyper_values
+from libmuon.spec import hyper_names, hyper_rows, hyper_values
 from libmuon.spec import state_dtype as dtype_of_state
 
 StateDict = dict[str, Any]
@@ -255,9 +255,11 @@ class Muon(torch.optim.Optimizer):
         """The numbers of every group as they are now; what has changed is checked."""
         values = [hyper_values(group) for group in self.param_groups]
         if self._hyper is None or tuple(values) != self._hyper_values:
-            for new, old in zip_longest(values, self._hyper_values[: len(values)]):
-                _check_changed(new, old or ())
-            self._hyper = torch.tensor([hyper_row(row) for row in values], dtype=torch.float64)
+            for group, new, old in zip_longest(
+                self.param_groups, values, self._hyper_values[: len(values)]
+            ):
+                _check_changed(group, new, old or ())
+            self._hyper = torch.tensor(hyper_rows(values), dtype=torch.float64)
             self._hyper_values = tuple(values)
         return self._hyper
 
@@ -351,10 +353,11 @@ def _module_groups(model: nn.Module, defaults: Group) -> list[Group]:
     ]
 
 
-def _check_changed(new: tuple[Any, ...], old: tuple[Any, ...]) -> None:
-    for name, value, before in zip_longest(HYPER_OPTIONS, new, old):
+def _check_changed(group: Group, new: tuple[Any, ...], old: tuple[Any, ...]) -> None:
+    known = group_checks(group["algorithm"])
+    for name, value, before in zip_longest(hyper_names(group), new, old):
         if value is not None and value != before:
-            GROUP_CHECKS[name](name, value)
+            known[name](name, value)
 
 
 def _tensor_or_none(value: Any) -> Tensor | None:

@@ -62,6 +62,7 @@ ALGORITHM_OPTIONS: dict[str, Group] = {
     "adam": _ADAM,
     "adamw": _ADAM,
 }
+_BUILTIN = frozenset(ALGORITHM_OPTIONS)
 # What a group takes where the optimizer's defaults are about another algorithm.
 FOREIGN_DEFAULTS: dict[str, Group] = {
     "muon": {"weight_decay": 0.1, "eps": 1e-7},
@@ -112,6 +113,50 @@ _OTHER_NAMES = {
 _METADATA = frozenset({"max_momentum", "base_momentum", "initial_momentum", "initial_lr", "max_lr"})
 
 
+# What an algorithm's own option may not be called.
+RESERVED = (
+    GROUP_CHECKS.keys()
+    | _OTHER_NAMES.keys()
+    | _METADATA
+    | {"params", "param_names", "reasons", "use_muon", "optimizer", "process_group"}
+)
+
+
+def register_options(algorithm: str, options: Group) -> None:
+    """Makes the options of a registered algorithm known, with their defaults."""
+    ALGORITHM_OPTIONS[algorithm] = options
+
+
+def is_builtin(algorithm: str) -> bool:
+    """Whether an algorithm is one of libmuon's."""
+    return algorithm in _BUILTIN
+
+
+def own_options(algorithm: str) -> Group:
+    """The options that only groups of `algorithm` have, with their defaults.
+
+    An algorithm that another C++ library has registered is known to the core alone.
+    """
+    own = ALGORITHM_OPTIONS.get(algorithm)
+    return dict(torch.ops.muon.algorithm_options(algorithm)) if own is None else own
+
+
+def option_check(default: Any) -> checks.Check:
+    """The check of an algorithm's own option, by the type of its default."""
+    if isinstance(default, bool):
+        return checks.flag
+    if isinstance(default, int):
+        return checks.integer(-(2**53), 2**53)
+    return checks.number(low=-float("inf"))
+
+
+def group_checks(algorithm: str) -> dict[str, checks.Check]:
+    """The checks of all options that a group of `algorithm` may have."""
+    if is_builtin(algorithm):
+        return GROUP_CHECKS
+    return GROUP_CHECKS | {k: option_check(v) for k, v in own_options(algorithm).items()}
+
+
 def check_defaults(values: Mapping[str, Any]) -> Group:
     """The optimizer's defaults, checked, in the order of `CHECKS`."""
     defaults = {name: check(name, values[name]) for name, check in CHECKS.items()}
@@ -154,13 +199,14 @@ def normalize_groups(
 def normalize_group(given: Mapping[str, Any], defaults: Group) -> Group:
     """One group, complete but for `lr`, which only stands in it if it was given."""
     group: Group = dict(given)
-    _refuse_misspelt(group)
     _resolve_aliases(group, defaults)
-    for name, check in GROUP_CHECKS.items():
+    group.setdefault("algorithm", defaults["algorithm"])
+    algorithm: str = checks.algorithm("algorithm", group["algorithm"])
+    known = group_checks(algorithm)
+    _refuse_misspelt(group, known)
+    for name, check in known.items():
         if name in group:
             group[name] = check(name, group[name])
-    group.setdefault("algorithm", defaults["algorithm"])
-    algorithm: str = group["algorithm"]
     _check_applicable(group, algorithm)
     own = _own_defaults(algorithm, defaults)
     for choices in _EXCLUSIVE:
@@ -204,7 +250,7 @@ def _own_defaults(algorithm: str, defaults: Group) -> Group:
     """What a group takes from its algorithm where the constructor's values are not about it."""
     inherited = defaults["algorithm"]
     elementwise = is_elementwise(algorithm)
-    own = ALGORITHM_OPTIONS.get(algorithm, {})
+    own = own_options(algorithm)
     # Muon and its variants share what decay and eps mean; Adam's decay is coupled, AdamW's is not.
     if algorithm == inherited or not (elementwise or is_elementwise(inherited)):
         return own
@@ -213,10 +259,10 @@ def _own_defaults(algorithm: str, defaults: Group) -> Group:
     )
 
 
-def _refuse_misspelt(group: Group) -> None:
-    for key in group.keys() - GROUP_CHECKS.keys() - _METADATA:
+def _refuse_misspelt(group: Group, known: Mapping[str, checks.Check]) -> None:
+    for key in group.keys() - known.keys() - _METADATA:
         lowered = str(key).lower()
-        close = difflib.get_close_matches(lowered, GROUP_CHECKS, n=1, cutoff=0.8)
+        close = difflib.get_close_matches(lowered, known, n=1, cutoff=0.8)
         meant = _OTHER_NAMES.get(lowered) or (close[0] if close else None)
         if meant is not None:
             raise ValueError(
@@ -249,12 +295,12 @@ def _resolve_aliases(group: Group, defaults: Group) -> None:
 
 def _check_applicable(group: Group, algorithm: str) -> None:
     """Options of one algorithm in a group of another are a mistake about the group."""
-    own = ALGORITHM_OPTIONS.get(algorithm)
-    if own is None:  # registered by the user, who knows
+    if not is_builtin(algorithm):  # the user knows what it reads
         return
+    own = own_options(algorithm)
     for name in ("betas", "amsgrad", "muon_beta2"):
         if name in group and name not in own:
-            users = [a for a, options in ALGORITHM_OPTIONS.items() if name in options]
+            users = [a for a in sorted(_BUILTIN) if name in ALGORITHM_OPTIONS[a]]
             raise ValueError(
                 f"{name} is an option of {' and '.join(map(repr, users))}, but the group's "
                 f"algorithm is {algorithm!r}"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from libmuon.options import Group, is_elementwise
+from libmuon.options import Group, is_builtin, is_elementwise, own_options
 
 # What shapes the plan; `spec_text` is a function of these alone.
 SPEC_OPTIONS = (
@@ -50,6 +50,13 @@ _PLAIN_OPTIONS = (
     "decay_lr",
 )
 HYPER_OPTIONS = _TENSOR_OPTIONS + _PLAIN_OPTIONS
+# The columns of `muon::Hyper`, as what they are read.
+HYPER_COLUMNS: tuple[tuple[str, type], ...] = (
+    *((name, float) for name in ("lr", "weight_decay", "momentum", "eps", "lr_multiplier")),
+    *((name, float) for name in ("beta1", "beta2", "muon_beta2")),
+    *((name, bool) for name in ("nesterov", "maximize", "cautious")),
+    *((name, bool) for name in ("heavy_ball", "decay_adjusted")),
+)
 
 
 def spec_text(group: Group) -> str:
@@ -99,14 +106,32 @@ def _text(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
+def hyper_names(group: Group) -> tuple[str, ...]:
+    """The options of a group that are read at every step: `HYPER_OPTIONS`, its algorithm's own."""
+    algorithm = group["algorithm"]
+    own = () if is_builtin(algorithm) else tuple(own_options(algorithm))
+    return HYPER_OPTIONS + own
+
+
 def hyper_values(group: Group) -> tuple[Any, ...]:
-    """The values of `HYPER_OPTIONS` as they are now, tensors read."""
+    """The values of `hyper_names` as they are now, tensors read."""
     tensors = [v.item() if isinstance(v, Tensor) else v for v in map(group.get, _TENSOR_OPTIONS)]
-    return (*tensors, *map(group.get, _PLAIN_OPTIONS))
+    return (*tensors, *map(group.get, hyper_names(group)[len(_TENSOR_OPTIONS) :]))
+
+
+def hyper_rows(groups: Sequence[Sequence[Any]]) -> list[list[float]]:
+    """The hyperparameter tensor from every group's `hyper_values`, one row a group."""
+    width = max(map(len, groups), default=0) - len(HYPER_OPTIONS)
+    return [
+        hyper_row(values[: len(HYPER_OPTIONS)])
+        + [float(value) for value in values[len(HYPER_OPTIONS) :]]
+        + [0.0] * (width - (len(values) - len(HYPER_OPTIONS)))
+        for values in groups
+    ]
 
 
 def hyper_row(values: Sequence[Any]) -> list[float]:
-    """The columns of `muon::Hyper` from `hyper_values`."""
+    """The columns of `muon::Hyper` from the values of `HYPER_OPTIONS`."""
     *numbers, betas, muon_beta2, nesterov, maximize, cautious, form, decay_lr = values
     return [
         *numbers,

@@ -10,7 +10,7 @@ namespace muon::detail {
 class HyperRow {
  public:
   HyperRow(const at::Tensor& hyper, std::int64_t group)
-      : row_(hyper.const_data_ptr<double>() + group * Hyper::kCount) {}
+      : row_(hyper.const_data_ptr<double>() + group * hyper.size(1)) {}
 
   double operator[](std::int64_t column) const {
     return row_[column];

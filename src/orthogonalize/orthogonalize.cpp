@@ -1,9 +1,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/imag.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/view_as_real.h>
 
 #include "matrix/region.h"
@@ -88,6 +91,18 @@ at::Tensor orthogonalize(const at::Tensor& x, const OrthogonalizeOptions& option
     layout.batch_dims = x.dim() - 2;
   }
   return orthogonalize(x, options, layout);
+}
+
+at::Tensor gram(const at::Tensor& x) {
+  TORCH_CHECK_VALUE(
+      x.dim() >= 2, "muon: expected matrices [..., rows, cols], got shape ", x.sizes());
+  // A library may round an entry and its mirror image differently.
+  const at::Tensor product = at::matmul(x, x.mH());
+  at::Tensor result = product.tril() + product.tril(-1).mH();
+  if (result.is_complex()) {
+    at::imag(result.diagonal(0, -2, -1)).zero_();
+  }
+  return result;
 }
 
 } // namespace muon

@@ -23,6 +23,7 @@ MuonOptions unusual() {
       .lr_multiplier(2.0)
       .betas({0.5, 0.75})
       .muon_beta2(0.5)
+      .algorithm_option("sharpness", 0.5)
       .maximize(true)
       .cautious(true)
       .momentum_form(MomentumForm::HeavyBall)

@@ -1,0 +1,377 @@
+"""Algorithms written in Python: stages, whole updates, options, state, checkpoints, errors."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import libmuon
+import pytest
+import torch
+from reference import exact_orthogonalize
+from torch import Tensor
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples/python"
+_numbers = itertools.count()
+
+
+def fresh_name() -> str:
+    """A name that no other test has registered."""
+    return f"test-algorithm-{next(_numbers)}"
+
+
+def make_params(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    params = []
+    for shape in shapes:
+        p = torch.randn(shape, dtype=dtype).requires_grad_()
+        p.grad = torch.randn(shape, dtype=dtype)
+        params.append(p)
+    return params
+
+
+def clone(params: list[Tensor]) -> list[Tensor]:
+    copies = [p.detach().clone().requires_grad_() for p in params]
+    for new, old in zip(copies, params, strict=True):
+        new.grad = None if old.grad is None else old.grad.clone()
+    return copies
+
+
+def test_stages_that_are_not_overridden_are_muons() -> None:
+    class Same(libmuon.Algorithm):
+        name = fresh_name()
+
+    libmuon.register_algorithm(Same)
+    ours = make_params((6, 4), (4, 9), (6, 4))
+    theirs = clone(ours)
+    opts = [libmuon.Muon(ours, algorithm=Same.name), libmuon.Muon(theirs)]
+    for _ in range(3):
+        for opt in opts:
+            opt.step()
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_every_stage_may_be_written_in_python() -> None:
+    class Plain(libmuon.Algorithm):
+        name = fresh_name()
+        options = {"power": 1}
+
+        def accumulate(self, grads, momenta, matrices, groups, grad_scale):  # type: ignore[no-untyped-def]
+            for g, b, q, o in zip(grads, momenta, matrices, groups, strict=True):
+                b.mul_(o["momentum"]).add_(g)
+                q.copy_(b)
+
+        def orthogonalize(self, matrices, groups):  # type: ignore[no-untyped-def]
+            matrices.sign_()
+
+        def refine(self, matrices, state, groups):  # type: ignore[no-untyped-def]
+            for m, o in zip(matrices, groups, strict=True):
+                m.mul_(o["power"])
+
+        def apply(self, params, matrices, groups, factors):  # type: ignore[no-untyped-def]
+            for p, m, o, factor in zip(params, matrices, groups, factors, strict=True):
+                p.sub_(o["lr"] * factor * m)
+
+    libmuon.register_algorithm(Plain)
+    (p,) = make_params((4, 3))
+    before, grad = p.detach().clone(), p.grad
+    opt = libmuon.Muon([{"params": [p], "power": 3}], lr=0.1, algorithm=Plain.name)
+    opt.step()
+    torch.testing.assert_close(
+        p.detach(), before - 0.1 * (4 / 3) ** 0.5 * 3 * grad.sign(), rtol=1e-14, atol=1e-14
+    )
+    assert torch.equal(opt.state[p]["momentum_buffer"], grad)
+
+
+def test_a_whole_update_of_matrices_sees_batches_of_equal_ones() -> None:
+    seen = []
+
+    class Whole(libmuon.Algorithm):
+        name = fresh_name()
+        state = {"momentum_buffer": "param", "rows": "row", "steps": "step"}
+
+        def matrix_update(self, params, grads, state, groups, factors):  # type: ignore[no-untyped-def]
+            seen.append([tuple(p.shape) for p in params])
+            for p, g, slots, o in zip(params, grads, state, groups, strict=True):
+                slots["rows"].copy_(g.square().mean(-1, keepdim=True))
+                p.sub_(o["lr"] * g / slots["rows"].sqrt() / slots["steps"])
+
+    libmuon.register_algorithm(Whole)
+    params = make_params((4, 3), (2, 2), (4, 3))
+    want = clone(params)
+    opt = libmuon.Muon(params, lr=0.1, algorithm=Whole.name)
+    for step in (1, 2):
+        opt.step()
+        for p in want:
+            row = p.grad.square().mean(-1, keepdim=True).sqrt()
+            p.data -= 0.1 * p.grad / row / step
+    assert sorted(seen[:2]) == [[(1, 2, 2)], [(1, 4, 3), (1, 4, 3)]]
+    for a, b in zip(params, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-14)
+        assert opt.state[a]["steps"].item() == 2
+
+
+def test_steps_are_counted_once_for_a_parameter_in_several_batches() -> None:
+    class Counted(libmuon.Algorithm):
+        name = fresh_name()
+        state = {"momentum_buffer": "param", "steps": "step"}
+
+    libmuon.register_algorithm(Counted)
+    (p,) = make_params((6, 4))
+    opt = libmuon.Muon([p], algorithm=Counted.name, split_sizes=(2, 4))
+    opt.step()
+    assert opt.state[p]["steps"].item() == 1
+    p.grad = None
+    opt.step()
+    assert opt.state[p]["steps"].item() == 1
+
+
+def test_an_elementwise_update_takes_parameters_of_any_shape() -> None:
+    class Sign(libmuon.Algorithm):
+        name = fresh_name()
+        state: Mapping[str, str] = {}
+        options = {"strength": 1.0, "negate": False}
+
+        def update(self, params, grads, state, groups):  # type: ignore[no-untyped-def]
+            for p, g, o in zip(params, grads, groups, strict=True):
+                assert isinstance(o["negate"], bool)
+                p.sub_((-1 if o["negate"] else 1) * o["lr"] * o["strength"] * g.sign())
+
+    libmuon.register_algorithm(Sign)
+    params = make_params((3,), (2, 2, 2), ())
+    want = [p.detach() - 0.5 * 2.0 * p.grad.sign() for p in params]
+    opt = libmuon.Muon(
+        [{"params": params, "algorithm": Sign.name, "lr": 0.5, "strength": 2}], lr=1.0
+    )
+    opt.step()
+    for p, w in zip(params, want, strict=True):
+        torch.testing.assert_close(p.detach(), w)
+
+
+def test_split_weights_and_transposed_ones_reach_the_stages_as_matrices() -> None:
+    shapes = []
+
+    class Seen(libmuon.Algorithm):
+        name = fresh_name()
+        state = {"momentum_buffer": "param", "second": "param"}
+
+        def refine(self, matrices, state, groups):  # type: ignore[no-untyped-def]
+            shapes.extend(
+                (tuple(m.shape), tuple(s["second"].shape))
+                for m, s in zip(matrices, state, strict=True)
+            )
+
+    libmuon.register_algorithm(Seen)
+    a, b = make_params((6, 4), (5, 7))
+    libmuon.Muon(
+        [{"params": [a], "split_sizes": (2, 4)}, {"params": [b], "rows": 1}], algorithm=Seen.name
+    ).step()
+    assert sorted(shapes) == [((1, n, m),) * 2 for n, m in ((2, 4), (4, 4), (7, 5))]
+
+
+def test_own_options_are_inherited_scheduled_and_saved() -> None:
+    values = []
+
+    class Scheduled(libmuon.Algorithm):
+        name = fresh_name()
+        options = {"alpha": 0.5, "count": 2}
+
+        def refine(self, matrices, state, groups):  # type: ignore[no-untyped-def]
+            values.append((groups[0]["alpha"], groups[0]["count"]))
+
+    libmuon.register_algorithm(Scheduled)
+    (p,) = make_params((4, 4))
+    opt = libmuon.Muon([{"params": [p], "alpha": 0.25}], algorithm=Scheduled.name)
+    opt.step()
+    opt.param_groups[0]["alpha"] = 0.75
+    opt.step()
+    assert values == [(0.25, 2), (0.75, 2)]
+    other = libmuon.Muon([p], algorithm=Scheduled.name)
+    other.load_state_dict(opt.state_dict())
+    assert other.param_groups[0]["alpha"] == 0.75
+    opt.param_groups[0]["alpha"] = float("nan")
+    with pytest.raises(ValueError, match="alpha should be finite but is: nan"):
+        opt.step()
+
+
+def test_save_and_load_resume_bitwise() -> None:
+    class Resumed(libmuon.Algorithm):
+        name = fresh_name()
+        state = {"momentum_buffer": "param", "mean": "row"}
+
+        def refine(self, matrices, state, groups):  # type: ignore[no-untyped-def]
+            for m, s in zip(matrices, state, strict=True):
+                s["mean"].lerp_(m.square().mean(-1, keepdim=True), 0.1)
+                m.div_(s["mean"].sqrt() + 1e-3)
+
+    libmuon.register_algorithm(Resumed)
+    params = make_params((5, 3), (3, 8), dtype=torch.float32)
+    opt = libmuon.Muon(params, algorithm=Resumed.name)
+    for _ in range(3):
+        opt.step()
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    resumed = clone(params)
+    again = libmuon.Muon(resumed, algorithm=Resumed.name)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    for _ in range(3):
+        opt.step()
+        again.step()
+    for a, b in zip(params, resumed, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_amp_scale_is_undone_before_a_whole_update() -> None:
+    class Scaled(libmuon.Algorithm):
+        name = fresh_name()
+        state: Mapping[str, str] = {}
+
+        def matrix_update(self, params, grads, state, groups, factors):  # type: ignore[no-untyped-def]
+            for p, g in zip(params, grads, strict=True):
+                p.sub_(g)
+
+    libmuon.register_algorithm(Scaled)
+    (p,) = make_params((2, 2))
+    want, grad = p.detach() - p.grad, p.grad.clone() * 4
+    p.grad = grad.clone()
+    opt = libmuon.Muon([p], algorithm=Scaled.name)
+    opt.grad_scale, opt.found_inf = torch.tensor(4.0), torch.tensor(0.0)  # type: ignore[attr-defined]
+    opt.step()
+    torch.testing.assert_close(p.detach(), want)
+    assert torch.equal(p.grad, grad)
+
+
+def test_registering_the_same_class_again_replaces_it() -> None:
+    algorithm = fresh_name()
+
+    def define(value: float) -> Any:
+        class Cell(libmuon.Algorithm):
+            name = algorithm
+            state: Mapping[str, str] = {}
+            options = {"value": value}
+
+            def matrix_update(self, params, grads, state, groups, factors):  # type: ignore[no-untyped-def]
+                for p, o in zip(params, groups, strict=True):
+                    p.fill_(o["value"])
+
+        return Cell
+
+    for value in (1.0, 2.0):
+        libmuon.register_algorithm(define(value))
+        (p,) = make_params((2, 2))
+        libmuon.Muon([p], algorithm=algorithm).step()
+        assert torch.equal(p.detach(), torch.full_like(p, value))
+
+
+def test_an_error_in_a_stage_reaches_the_caller() -> None:
+    class Failing(libmuon.Algorithm):
+        name = fresh_name()
+
+        def orthogonalize(self, matrices, groups):  # type: ignore[no-untyped-def]
+            raise ArithmeticError("of the user's own")
+
+    libmuon.register_algorithm(Failing)
+    with pytest.raises(ArithmeticError, match="of the user's own"):
+        libmuon.Muon(make_params((2, 2)), algorithm=Failing.name).step()
+
+
+def class_with(**attributes: Any) -> Any:
+    return type("Wrong", (libmuon.Algorithm,), {"name": fresh_name(), **attributes})
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: int, TypeError, "subclass of libmuon.Algorithm, got <class 'int'>"),
+        (lambda: class_with(name=""), ValueError, "name should be of letters"),
+        (lambda: class_with(name="a;b"), ValueError, "but is: 'a;b'"),
+        (lambda: class_with(name="NorMuon"), ValueError, "'normuon' is registered already"),
+        (lambda: class_with(state={"b": "vector"}), ValueError, "'b': 'vector'"),
+        (lambda: class_with(state={"b": "row"}), ValueError, "first state slot is the momentum"),
+        (lambda: class_with(options={"lr": 1.0}), ValueError, "'lr' has a meaning already"),
+        (lambda: class_with(options={"wd": 1.0}), ValueError, "'wd' has a meaning already"),
+        (lambda: class_with(options={"beta2": 1.0}), ValueError, "'beta2' has a meaning already"),
+        (lambda: class_with(options={"mode": "row"}), TypeError, "mode should be a number"),
+    ],
+)
+def test_wrong_declarations_are_refused(make: Any, error: type[Exception], text: str) -> None:
+    before = libmuon.registered_algorithms()
+    with pytest.raises(error, match=text):
+        libmuon.register_algorithm(make())
+    assert libmuon.registered_algorithms() == before
+
+
+def test_the_name_of_another_class_is_taken() -> None:
+    first, second = class_with(), class_with()
+    second.name = first.name
+    second.__qualname__ = "Other"
+    libmuon.register_algorithm(first)
+    with pytest.raises(ValueError, match=r"registered already, by .*Wrong"):
+        libmuon.register_algorithm(second)
+
+
+def test_m20_reserved_names_and_state_are_protected() -> None:
+    for reserved in ("params", "algorithm", "weight_decay", "cautious", "momentum", "max_lr"):
+        with pytest.raises(ValueError, match="has a meaning already"):
+            libmuon.register_algorithm(class_with(options={reserved: 1.0}))
+
+
+def test_an_unregistered_algorithm_is_named_when_loading() -> None:
+    known = class_with()
+    libmuon.register_algorithm(known)
+    (p,) = make_params((3, 3))
+    state = copy.deepcopy(libmuon.Muon([p], algorithm=known.name).state_dict())
+    state["param_groups"][0]["algorithm"] = "never-registered"
+    opt = libmuon.Muon([p], algorithm=known.name)
+    with pytest.raises(
+        ValueError, match=r"'never-registered'; an algorithm of your own must be reg"
+    ):
+        opt.load_state_dict(state)
+    with pytest.raises(ValueError, match="must be registered first"):
+        libmuon.Muon([p], algorithm="never-registered")
+
+
+def test_options_of_another_algorithm_are_refused_by_their_close_names() -> None:
+    known = class_with(options={"sharpness": 1.0})
+    libmuon.register_algorithm(known)
+    (p,) = make_params((3, 3))
+    with pytest.raises(ValueError, match="did you mean 'sharpness'"):
+        libmuon.Muon([{"params": [p], "sharpnes": 2.0}], algorithm=known.name)
+    with pytest.raises(ValueError, match="sharpness should be finite"):
+        libmuon.Muon([{"params": [p], "sharpness": float("inf")}], algorithm=known.name)
+
+
+def test_adamuon_is_what_its_paper_says() -> None:
+    """Two stages over the core against a plain transcription in float64."""
+    if not EXAMPLES.exists():
+        pytest.skip("needs the repository's examples")
+    sys.path.insert(0, str(EXAMPLES))
+    import custom_algorithm as custom
+
+    shapes = ((6, 10), (12, 5))
+    params = make_params(*shapes)
+    want = [p.detach().clone() for p in params]
+    momenta = [torch.zeros_like(p) for p in want]
+    second = [torch.zeros_like(p) for p in want]
+    opt = libmuon.Muon(
+        params, lr=0.02, weight_decay=0.1, nesterov=False, algorithm=custom.AdaMuon.name,
+        adjust_lr_fn="match_rms_adamw",
+    )  # fmt: skip
+    for _ in range(4):
+        for p, w, m, v in zip(params, want, momenta, second, strict=True):
+            p.grad = torch.randn_like(p)
+            m.mul_(0.95).add_(p.grad)
+            o = exact_orthogonalize(m.sign(), [(3.4445, -4.775, 2.0315)] * 5)
+            v.mul_(0.95).add_(0.05 * o * o)
+            update = o / (v.sqrt() + 1e-8)
+            gamma = 0.2 * (w.numel() ** 0.5) / update.norm()
+            w.sub_(0.02 * (gamma * update + 0.1 * w))
+        opt.step()
+    for p, w in zip(params, want, strict=True):
+        torch.testing.assert_close(p.detach(), w, rtol=1e-10, atol=1e-12)
