@@ -23,7 +23,7 @@ help: ## this list
 
 setup: $(SETUP) ## create .venv with everything pinned in requirements-dev.txt
 
-$(SETUP): requirements-dev.txt tools/setup.sh
+$(SETUP): requirements-dev.txt requirements-parity.txt tools/setup.sh
 	@bash tools/setup.sh $(PYTHON)
 	@touch $@
 

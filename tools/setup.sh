@@ -19,5 +19,6 @@ if [ ! -x .venv/bin/pip ]; then
 fi
 
 .venv/bin/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+.venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-parity.txt
 site_packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 echo "$PWD/build/dev/python" >"$site_packages/libmuon_development.pth"
