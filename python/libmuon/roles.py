@@ -141,6 +141,11 @@ def _clean(name: str) -> str:
     return ".".join(part for part in name.split(".") if part and part not in WRAPPER_NAMES)
 
 
+def vocabulary_name(name: str) -> str | None:
+    """Why a parameter of that name is an embedding or a head; None if the name does not say so."""
+    return _vocabulary_name(Use(_clean(name), _clean(name), None))
+
+
 def vocabulary_parameters(model: nn.Module) -> dict[int, str]:
     """Reasons, by id, for the parameters that a module declares to be embeddings or heads."""
     found: dict[int, str] = {}
