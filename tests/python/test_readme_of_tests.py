@@ -34,3 +34,14 @@ def test_the_table_of_ids_is_true():
     unlisted = (python.keys() | cpp.keys()) - listed.keys()
     for key in unlisted:  # those that the text below the table mentions
         assert re.search(rf"\b{key}\b", readme), key
+
+
+def test_every_test_that_the_readme_names_exists():
+    readme = (TESTS / "README.md").read_text()
+    files = [*TESTS.glob("python/test_*.py"), *TESTS.glob("parity/test_*.py")]
+    defined = {path.stem for path in files}
+    for path in files:
+        defined.update(re.findall(r"^\s*def (test_\w+)", path.read_text(), re.MULTILINE))
+    named = set(re.findall(r"`(test_\w+)`", readme))
+    assert len(named) > 60
+    assert not named - defined
