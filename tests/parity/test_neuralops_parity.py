@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import random
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from libmuon.compat import neuralops as ours
 from torch import Tensor
 
 STEPS = 20
-# Float32 iterations differ by some 1e-4 of an update of size lr, 1e-3 here; the weights, all below
-# 1, are rounded 20 times on either side.
+# Weights stay below 1, so one rounding is 2**-25 at most. Either side rounds 20 decays and updates,
+# and theirs the factor 1 - lr decay too: 5 * 20 * 2**-25 = 3e-6 if all erred alike, and a third of
+# that as they do not; 200 draws of weights and options came to 7.2e-7. Float32 iterations differ by
+# some 1e-6 of an update of size lr, which is lost in it.
 BOUND = 1e-6
 
 
@@ -59,6 +63,17 @@ def assert_close(a: list[Tensor], b: list[Tensor]) -> None:
 
 def leaves(tensors: list[Tensor]) -> list[Tensor]:
     return [t.clone().requires_grad_() for t in tensors]
+
+
+def test_the_package_is_the_pinned_one() -> None:
+    assert importlib.metadata.version("neuralops") == "1.6.0"
+
+
+@pytest.mark.parametrize("case", range(3))
+def test_muon_agrees_with_every_default(case: int, seed: int) -> None:
+    torch.manual_seed(1000 * seed + case)
+    initial = weights(random.Random(1000 * seed + case), 4)
+    assert_close(train(ours.Muon(leaves(initial)), case), train(theirs.Muon(leaves(initial)), case))
 
 
 @pytest.mark.parametrize("case", range(8))
@@ -116,11 +131,36 @@ def test_n2_an_unknown_kind_trains_nothing_there_and_is_refused_here() -> None:
         ours.MuonAdamW([{"params": [p], "optimizer": "sgd"}])
 
 
+def test_n1_the_factory_takes_embeddings_for_matrices_there_and_not_here() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 8, bias=False))
+    on_muon = [
+        sum(len(g["params"]) for g in opt.param_groups if g["optimizer"] == "muon")
+        for opt in (
+            theirs.create_muon_adamw_optimizer(model),
+            ours.create_muon_adamw_optimizer(model),
+        )
+    ]
+    assert on_muon == [2, 1]
+
+
+def test_n6_callers_dicts_are_changed_there_and_not_here() -> None:
+    keys = []
+    for module in (theirs, ours):
+        group = {"params": [torch.ones(2, 2, requires_grad=True)], "optimizer": "muon"}
+        module.MuonAdamW([group])
+        keys.append(sorted(group))
+    assert keys == [
+        ["lr", "momentum", "ns_steps", "optimizer", "params", "weight_decay"],
+        ["optimizer", "params"],
+    ]
+
+
 def test_n4_a_bfloat16_momentum_saturates_there_and_not_here() -> None:
     settled = []
     for module in (theirs, ours):
         p = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
-        opt = module.Muon([p], lr=0.0)
+        with warnings.catch_warnings(action="ignore"):  # ours speaks of bfloat16 weights
+            opt = module.Muon([p], lr=0.0)
         for _ in range(400):
             p.grad = torch.ones_like(p)
             opt.step()

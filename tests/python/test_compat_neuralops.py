@@ -110,6 +110,42 @@ def test_n5_zeropower_keeps_the_dtype_and_takes_batches(
     torch.testing.assert_close(got.double(), want, rtol=0, atol=unit)
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [("float64", 2**-24), ("bfloat16", 0.05)])
+def test_n5_the_precision_is_an_option_and_not_the_devices(dtype: str, bound: float) -> None:
+    x = torch.randn(90, 80)
+    exact = exact_orthogonalize(x, KELLER, "add")
+    got = neuralops.zeropower_via_newtonschulz5(x, compute_dtype=dtype)
+    assert got.dtype == torch.float32
+    assert (got.double() - exact).abs().max().item() < bound
+    opt = neuralops.Muon([param(3, 3)], compute_dtype=dtype)
+    assert opt.param_groups[0]["compute_dtype"] == dtype
+
+
+def test_row_0_2_zeropower_steps_eps_and_wrong_input() -> None:
+    x = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+    torch.testing.assert_close(neuralops.zeropower_via_newtonschulz5(x, 0), x / 5)
+    torch.testing.assert_close(neuralops.zeropower_via_newtonschulz5(x, 0, eps=5.0), x / 10)
+    assert torch.equal(neuralops.zeropower_via_newtonschulz5(0 * x), 0 * x)
+    with pytest.raises(ValueError, match="ns_steps should be >= 0 but is: -1"):
+        neuralops.zeropower_via_newtonschulz5(x, -1)
+    with pytest.raises(ValueError, match=r"rows, cols\] but has shape \(3,\)"):
+        neuralops.zeropower_via_newtonschulz5(torch.ones(3))
+    with pytest.raises(TypeError, match="G should be a tensor but is: list"):
+        neuralops.zeropower_via_newtonschulz5([[1.0]])  # type: ignore[arg-type]
+
+
+def test_n7_matrices_of_a_shape_are_one_batch_with_the_same_bits() -> None:
+    results = []
+    for options in ({}, {"foreach": False}, {"batch_size": 2}):
+        torch.manual_seed(0)
+        params = [param(6, 5) for _ in range(5)]
+        opt = neuralops.MuonAdamW([{"params": params, "optimizer": "muon", **options}])
+        opt.step()
+        results.append(torch.stack(params).detach())
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
 def test_n2_an_unknown_optimizer_is_refused_and_a_missing_one() -> None:
     with pytest.raises(
         ValueError, match="optimizer should be one of 'muon', 'adamw' but is: 'sgd'"
@@ -119,6 +155,28 @@ def test_n2_an_unknown_optimizer_is_refused_and_a_missing_one() -> None:
         neuralops.MuonAdamW([{"params": [param(3, 3)]}])
     with pytest.raises(TypeError, match="should be a dict but is: Tensor"):
         neuralops.MuonAdamW([param(3, 3)])  # type: ignore[list-item]
+    for wrong in (nn.Linear(3, 3), param(3, 3), {"params": [param(3, 3)], "optimizer": "muon"}):
+        with pytest.raises(TypeError, match="param_groups should be a list of dicts but is"):
+            neuralops.MuonAdamW(wrong)  # type: ignore[arg-type]
+
+
+def test_row_0_2_a_whole_model_goes_to_the_factory() -> None:
+    with pytest.raises(TypeError, match="is a Linear; create_muon_adamw_optimizer takes"):
+        neuralops.Muon(nn.Linear(3, 3))
+
+
+def test_row_0_2_step_returns_the_loss_and_groups_survive_a_load() -> None:
+    groups = [
+        {"params": [param(3, 3)], "optimizer": "muon"},
+        {"params": [param(3)], "optimizer": "adamw"},
+    ]
+    opt = neuralops.MuonAdamW(groups)
+    assert opt.step(lambda: 7.0) == 7.0
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert [g["optimizer"] for g in opt.param_groups] == ["muon", "adamw"]
+    twin = copy.deepcopy(opt)
+    twin.add_param_group({"params": [param(3)], "optimizer": "adamw"})
+    assert twin.param_groups[2]["lr"] == 5e-5
 
 
 def test_n3_nesterov_is_an_option() -> None:
@@ -137,13 +195,28 @@ def test_n3_nesterov_is_an_option() -> None:
 
 def test_n4_a_bfloat16_heavy_ball_momentum_does_not_saturate() -> None:
     p = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
-    opt = neuralops.Muon([p], lr=0.0)
+    with pytest.warns(UserWarning, match="bfloat16 parameters are rounded"):
+        opt = neuralops.Muon([p], lr=0.0)
     for _ in range(400):
         p.grad = torch.ones_like(p)
         opt.step()
     momentum = opt.state[p]["momentum_buffer"]
     assert momentum.dtype == torch.float32
     torch.testing.assert_close(momentum, torch.full((2, 2), 20.0), rtol=1e-5, atol=0)
+
+
+def test_n4_the_momentum_is_float32_and_moments_follow_the_gradient() -> None:
+    matrix, vector = param(3, 3, dtype=torch.bfloat16), param(3, dtype=torch.bfloat16)
+    groups = [
+        {"params": [matrix], "optimizer": "muon"},
+        {"params": [vector], "optimizer": "adamw"},
+    ]
+    for options, wanted in (({}, torch.float32), ({"state_dtype": None}, torch.bfloat16)):
+        with pytest.warns(UserWarning, match="bfloat16 parameters are rounded"):
+            opt = neuralops.MuonAdamW(groups, **options)
+        opt.step()
+        assert opt.state[matrix]["momentum_buffer"].dtype == wanted
+        assert opt.state[vector]["exp_avg"].dtype == torch.bfloat16
 
 
 def test_n6_groups_names_and_the_callers_dicts() -> None:
@@ -172,6 +245,8 @@ def test_n6_groups_names_and_the_callers_dicts() -> None:
 def test_n6_values_are_checked(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         neuralops.Muon([param(3, 3)], **arguments)
+    with pytest.raises(ValueError, match=rf"{text}.* \(parameter group 0\)"):
+        neuralops.MuonAdamW([{"params": [param(3, 3)], "optimizer": "muon", **arguments}])
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3, 4)])
@@ -225,16 +300,21 @@ def test_row_0_2_the_factory_passes_its_numbers_on() -> None:
 def test_row_0_2_the_factory_takes_frozen_matrixless_empty_and_wrong_input() -> None:
     model = Model()
     model.body.requires_grad_(False)
-    plain = neuralops.create_muon_adamw_optimizer(model)
+    model.frozen = nn.Parameter(torch.zeros(2, 3, 4), requires_grad=False)
+    with pytest.warns(UserWarning, match="all 4 go to other algorithms"):
+        plain = neuralops.create_muon_adamw_optimizer(model)
     assert type(plain) is torch.optim.AdamW
     assert plain.defaults["lr"] == 5e-5
     assert len(plain.param_groups[0]["params"]) == 4
-    only = neuralops.create_muon_adamw_optimizer(iter([param(8, 8), param(3)]))
+    with pytest.warns(UserWarning, match="the parameters have no names"):
+        only = neuralops.create_muon_adamw_optimizer(iter([param(8, 8), param(3)]))
     assert [len(g["params"]) for g in only.param_groups] == [1, 1]
     with pytest.raises(ValueError, match="no parameter requires a gradient"):
         neuralops.create_muon_adamw_optimizer(Model().requires_grad_(False))
-    for wrong in (3, param(3, 3)):
+    for wrong in (3, param(3, 3), "w"):
         with pytest.raises(TypeError, match="expected a module or an iterable of parameters"):
             neuralops.create_muon_adamw_optimizer(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="entry 0 is a dict; groups go to MuonAdamW"):
+        neuralops.create_muon_adamw_optimizer([{"params": [param(3, 3)]}])
     with pytest.raises(ValueError, match="routing should be one of 'auto', 'all_2d'"):
         neuralops.create_muon_adamw_optimizer(Model(), routing="every")

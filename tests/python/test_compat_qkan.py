@@ -10,8 +10,13 @@ from typing import Any
 import golden
 import pytest
 import torch
+import torch.distributed as dist
 from libmuon.compat import qkan
+from reference import exact_orthogonalize
 from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+KELLER = [(3.4445, -4.775, 2.0315)] * 5
 
 
 def param(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -87,6 +92,7 @@ def test_q2_unnamed_matrices_are_used_but_not_silently() -> None:
     with pytest.warns(UserWarning, match=r"2 2D parameters have no name.*\(3, 3\)") as caught:
         opt = qkan.QKANMuon([param(3, 3), param(5, 2), param(4)])
     assert len(caught) == 1
+    assert caught[0].filename == __file__
     assert opt.describe_layout() == [
         ("", (3, 3), "muon"), ("", (5, 2), "muon"), ("", (4,), "adamw"),
     ]  # fmt: skip
@@ -94,6 +100,22 @@ def test_q2_unnamed_matrices_are_used_but_not_silently() -> None:
         warnings.simplefilter("error")
         qkan.QKANMuon([param(3, 3)], muon_filter=lambda name, shape: len(shape) == 2)
         qkan.QKANMuon([("w", param(3, 3)), ("b", param(4))])
+        qkan.QKANMuon([param(4)])
+
+
+def test_q2_names_beside_unnamed_parameters_are_kept() -> None:
+    with pytest.warns(UserWarning, match="1 2D parameters have no name") as caught:
+        opt = qkan.QKANMuon([("w", param(3, 3)), param(4, 4), ("wte.weight", param(5, 3))])
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="1 2D parameters have no name") as caught:
+        opt.add_param_group({"params": param(2, 2)})
+    assert caught[0].filename == __file__
+    assert opt.describe_layout() == [
+        ("w", (3, 3), "muon"),
+        ("unnamed.1", (4, 4), "muon"),
+        ("wte.weight", (5, 3), "adamw"),
+        ("unnamed.0", (2, 2), "muon"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +133,12 @@ def test_q2_unnamed_matrices_are_used_but_not_silently() -> None:
         ("transformer.wte.weight", False),
         ("wpe.weight", False),
         ("lm_head.weight", False),
-        ("blocks.0.base.weight", False),
+        ("theta0", False),
+        ("layers.1.base_weights", False),
+        ("fc.weight", False),
+        ("blocks.0.fc.weight", True),
+        ("blocks.0.base.weight", True),
+        ("blocks.0.base_linear.weight", True),
         ("blocks.0.weight", True),
         ("", True),
     ],
@@ -151,6 +178,18 @@ def test_q6_routing_is_right_after_a_load_and_a_swap_of_parameters() -> None:
     assert names[0][1] not in opt.state
 
 
+def test_q6_a_copy_routes_as_its_original() -> None:
+    opt = qkan.QKANMuon(
+        [("w", param(3, 3))], lr=0.5, muon_filter=lambda name, shape: name != "v", adamw_lr=0.25
+    )
+    twin = copy.deepcopy(opt)
+    twin.add_param_group({"params": [("v", param(3, 3)), ("x", param(3, 3))]})
+    assert [(name, kind) for name, _, kind in twin.describe_layout()] == [
+        ("w", "muon"), ("x", "muon"), ("v", "adamw"),
+    ]  # fmt: skip
+    assert [g["lr"] for g in twin.param_groups] == [0.5, 0.5, 0.25]
+
+
 def test_q8_one_of_rank_and_world_size_is_refused_and_many_ranks_are() -> None:
     named = [("w", param(3, 3))]
     qkan.QKANMuon(named, rank=0, world_size=1)
@@ -159,16 +198,56 @@ def test_q8_one_of_rank_and_world_size_is_refused_and_many_ranks_are() -> None:
             qkan.QKANMuon(named, **wrong)
     with pytest.raises(ValueError, match=r"rank should be in \[0, 1\] but is: 2"):
         qkan.QKANMuon(named, rank=2, world_size=2)
-    with pytest.raises(NotImplementedError, match="several ranks are not supported"):
+    with pytest.raises(NotImplementedError, match="2 ranks are not supported in this version"):
         qkan.QKANMuon(named, rank=0, world_size=2)
+    with pytest.raises(TypeError, match="process_group should be a ProcessGroup but is: 'gloo'"):
+        qkan.QKANMuon(named, process_group="gloo")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_q8_process_groups_are_read_at_construction(size: int) -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        named = [("w", param(3, 3))]
+        qkan.QKANMuon(named)  # replicas that every rank updates
+        qkan.QKANMuon(named, rank=0, world_size=1, process_group=dist.group.WORLD)
+        if size == 1:
+            qkan.QKANMuon(named, process_group=dist.group.WORLD).step()
+            return
+        with pytest.raises(NotImplementedError, match="2 ranks are not supported"):
+            qkan.QKANMuon(named, process_group=dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_q8_strides_of_a_parameter_change_nothing() -> None:
+    dense = param(6, 4)
+    strided = dense.detach().t().contiguous().t().requires_grad_()
+    strided.grad = dense.grad
+    assert not strided.is_contiguous()
+    for p in (dense, strided):
+        qkan.QKANMuon([("w", p)]).step()
+    assert torch.equal(dense, strided)
 
 
 def test_q9_state_and_iteration_dtypes_are_options() -> None:
-    p = param(4, 4, dtype=torch.bfloat16)
-    opt = qkan.QKANMuon([("w", p)], state_dtype="float32", compute_dtype="float64")
-    opt.step()
-    assert opt.state[p]["momentum_buffer"].dtype == torch.float32
-    assert opt.param_groups[0]["compute_dtype"] == "float64"
+    for options, wanted in (({}, torch.bfloat16), ({"state_dtype": "float32"}, torch.float32)):
+        p = param(4, 4, dtype=torch.bfloat16)
+        with pytest.warns(UserWarning, match="bfloat16 parameters are rounded"):
+            opt = qkan.QKANMuon([("w", p)], **options)
+        opt.step()
+        assert opt.state[p]["momentum_buffer"].dtype == wanted
+    start = param(90, 90)
+    errors = {}
+    for dtype in ("auto", "float64"):
+        p = torch.zeros(90, 90, requires_grad=True)
+        p.grad = start.grad
+        qkan.QKANMuon([("w", p)], lr=1.0, match_adamw_rms=False, compute_dtype=dtype).step()
+        # Nesterov's sum is a multiple of the first gradient; a square matrix has the scale 1.
+        exact = exact_orthogonalize(start.grad.double(), KELLER, "add")
+        errors[dtype] = (p.detach().double() + exact).abs().max().item()
+    assert errors["float64"] < 2**-24  # half a unit of entries below 1
+    assert errors["float64"] < errors["auto"] < 1e-4
 
 
 def test_q10_groups_their_names_values_and_decay() -> None:
@@ -208,6 +287,8 @@ def test_q10_groups_their_names_values_and_decay() -> None:
         ({"weight_decay": -0.5}, ValueError, "weight decay should be >= 0 but is: -0.5"),
         ({"ns_steps": -3}, ValueError, "ns_steps should be >= 0 but is: -3"),
         ({"match_adamw_rms": "no"}, TypeError, "match_adamw_rms should be True or False"),
+        ({"nesterov": "no"}, TypeError, "nesterov should be True or False"),
+        ({"adamw_weight_decay": -1.0}, ValueError, "adamw_weight_decay should be >= 0"),
     ],
 )
 def test_q10_values_are_checked_in_the_constructor_and_in_groups(
@@ -224,12 +305,47 @@ def test_q10_values_are_checked_in_the_constructor_and_in_groups(
 def test_q10_misspelt_options_and_wrong_input_are_refused() -> None:
     with pytest.raises(ValueError, match="did you mean 'match_adamw_rms'"):
         qkan.QKANMuon([{"params": [("w", param(3, 3))], "match_adam_rms": False}])
+    for key, value, instead in (
+        ("adjust_lr_fn", "original", "match_adamw_rms"),
+        ("betas", (0.5, 0.5), "adamw_betas"),
+        ("eps", 1e-3, "adamw_eps"),
+        ("algorithm", "adamw", "muon_filter"),
+    ):
+        with pytest.raises(ValueError, match=f"cannot say {key}=.*'{instead}' decides that"):
+            qkan.QKANMuon([{"params": [("w", param(3, 3))], key: value}])
     with pytest.raises(ValueError, match="needs 'params'"):
         qkan.QKANMuon([{"lr": 0.1}])
     with pytest.raises(ValueError, match="empty parameter list"):
         qkan.QKANMuon([])
     with pytest.raises(TypeError, match="muon_filter should be callable"):
         qkan.QKANMuon([("w", param(3, 3))], muon_filter="2d")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (torch.nn.Linear(3, 3), r"should be model.named_parameters\(\) but is a Linear"),
+        (torch.ones(3, 3), "should be an iterable of parameters but is: Tensor"),
+        ("w", "should be an iterable of parameters but is: str"),
+        ([3], "entry 0 is: int"),
+        ([("w", 3)], "entry 0 is: tuple"),
+        ([("w", torch.ones(2, 2)), {"params": []}], "param_group must be a dict"),
+        ([{"params": {torch.ones(2, 2)}}], "'params' is a set"),
+    ],
+)
+def test_q10_what_is_no_parameter_is_refused(wrong: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        qkan.QKANMuon(wrong)
+
+
+def test_row_0_3_step_returns_the_loss_and_refuses_sparse_gradients() -> None:
+    opt = qkan.QKANMuon([("w", param(3, 3)), ("b", param(3))])
+    assert opt.step(lambda: 7.0) == 7.0
+    for shape in ((3, 3), (3,)):
+        p = param(*shape)
+        p.grad = p.grad.to_sparse()
+        with pytest.raises(RuntimeError, match="does not support sparse gradients"):
+            qkan.QKANMuon([("w", p)]).step()
 
 
 def test_row_0_3_muon_filter_replaces_the_rule() -> None:
@@ -264,4 +380,14 @@ def test_row_0_3_reshape_optimizer_state() -> None:
     opt.state[p]["momentum_buffer"] = opt.state[p]["momentum_buffer"].reshape(24)
     assert qkan.reshape_optimizer_state(opt) == 1
     assert qkan.reshape_optimizer_state(opt) == 0
+    assert opt.state[p]["momentum_buffer"].shape == (6, 4)
     opt.step()
+    opt.state[p]["momentum_buffer"] = torch.zeros(5)  # a real mismatch is left for the step
+    assert qkan.reshape_optimizer_state(opt) == 0
+    column = param(1)
+    adam = qkan.QKANMuon([("b", column)])
+    adam.step()
+    step = adam.state[column]["step"]
+    assert qkan.reshape_optimizer_state(adam) == 0
+    assert adam.state[column]["step"] is step
+    assert step.shape == ()

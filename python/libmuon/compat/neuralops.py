@@ -4,7 +4,8 @@ Names, defaults and results are those of neuralops 1.6.0, with these corrections
 
 - Groups and named parameters are accepted, values are checked, the caller's dicts are left alone,
   and an unknown ``"optimizer"`` is an error.
-- The momentum is float32 whatever the parameter is; ``state_dtype`` chooses.
+- The momentum is float32 whatever the parameter is; ``state_dtype`` chooses (None is neuralops').
+- Nesterov momentum is an option, off as in neuralops.
 - float64 matrices are orthogonalised in float64, and a GPU does not change the precision unasked:
   ``compute_dtype`` chooses.
 - The factory sends embeddings and heads to AdamW; ``routing="all_2d"`` is neuralops' rule.
@@ -52,8 +53,10 @@ def zeropower_via_newtonschulz5(
     Returns:
         A tensor of the shape and dtype of ``G``.
     """
+    if not isinstance(G, Tensor):
+        raise TypeError(f"G should be a tensor but is: {type(G).__name__}")
     if G.dim() < 2:
-        raise ValueError(f"expected matrices [..., rows, cols], got shape {tuple(G.shape)}")
+        raise ValueError(f"G should be matrices [..., rows, cols] but has shape {tuple(G.shape)}")
     return libmuon.orthogonalize(
         G,
         "muon",
@@ -92,6 +95,11 @@ class Muon(libmuon.Muon):
         state_dtype: str | torch.dtype | None = torch.float32,
         compute_dtype: str | torch.dtype = "auto",
     ) -> None:
+        if isinstance(params, nn.Module):
+            raise TypeError(
+                f"params should be parameters or groups but is a {type(params).__name__}; "
+                "create_muon_adamw_optimizer takes a whole model"
+            )
         super().__init__(
             params,
             lr=lr,
@@ -132,6 +140,10 @@ class MuonAdamW(Muon):
         state_dtype: str | torch.dtype | None = torch.float32,
         compute_dtype: str | torch.dtype = "auto",
     ) -> None:
+        if isinstance(param_groups, Mapping | Tensor) or not isinstance(param_groups, Iterable):
+            raise TypeError(
+                f"param_groups should be a list of dicts but is: {type(param_groups).__name__}"
+            )
         groups = [_completed(group) for group in param_groups]
         super().__init__(
             groups, nesterov=nesterov, state_dtype=state_dtype, compute_dtype=compute_dtype
@@ -173,18 +185,23 @@ def create_muon_adamw_optimizer(
         weight_decay: of both.
         momentum: of Muon.
         ns_steps: of Muon.
-        routing: "auto": matrices are 2D weights that are neither embeddings nor heads, as
-            `libmuon.group_parameters` tells by module and name. "all_2d": every 2D parameter.
+        routing: "auto": matrices are the 2D weights that `libmuon.group_parameters` gives to Muon:
+            no embeddings, heads or very thin ones. Each is taken whole, as it is stored; give
+            `libmuon.Muon` the model for blocks and transposed weights. "all_2d": every 2D
+            parameter, neuralops' rule.
 
     Returns:
         `MuonAdamW`, or ``torch.optim.AdamW`` where there is no matrix.
 
     Raises:
-        TypeError: if ``model_or_params`` is neither a module nor an iterable.
+        TypeError: if ``model_or_params`` is neither a module nor an iterable of parameters.
         ValueError: if nothing requires a gradient.
     """
     checks.choice("auto", "all_2d")("routing", routing)
-    if not isinstance(model_or_params, nn.Module | Iterable) or isinstance(model_or_params, Tensor):
+    is_iterable = isinstance(model_or_params, Iterable)
+    if isinstance(model_or_params, Tensor | str) or not (
+        is_iterable or isinstance(model_or_params, nn.Module)
+    ):
         raise TypeError(
             f"expected a module or an iterable of parameters, got {type(model_or_params).__name__}"
         )
@@ -213,6 +230,12 @@ def _split(source: nn.Module | list[Any], routing: str) -> tuple[list[Any], list
     """Matrices, and everything else that requires a gradient, with their names where known."""
     named = source.named_parameters() if isinstance(source, nn.Module) else source
     entries = [entry if isinstance(entry, tuple) else ("", entry) for entry in named]
+    for index, (_, p) in enumerate(entries):
+        if not isinstance(p, Tensor):
+            raise TypeError(
+                f"expected parameters or (name, parameter) pairs, but entry {index} is a "
+                f"{type(p).__name__}; groups go to MuonAdamW"
+            )
     trained = [(name, p) for name, p in entries if p.requires_grad]
     if not trained:
         raise ValueError("no parameter requires a gradient: there is nothing to optimize")

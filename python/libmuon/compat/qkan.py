@@ -4,12 +4,14 @@ Names, defaults and results are those of qkan 0.2.3, with these corrections:
 
 - The AdamW half lives in groups of its own, at ``adamw_lr``: schedulers move both halves.
 - Markers match whole words of a name: ``unmasked_proj`` and ``patch_embed`` are matrices,
-  ``tok_emb`` and ``head`` are not.
+  ``tok_emb`` and ``head`` are not, nor is a ``fc`` or ``out`` that is the model's own last layer.
+  ``muon_filter`` brings back any other rule.
 - Parameters without a name are matrices where they have two dims, as in qkan, but not silently: a
   warning says so, unless ``muon_filter`` decides.
 - Shape factors follow the group as it is at each step; nothing about routing is cached.
 - Values in groups are checked, misspelt options are refused, named pairs in groups work, and the
   halves may decay differently (``adamw_weight_decay``).
+- ``rank`` without ``world_size`` is an error, and so are several ranks, for now.
 - The momentum's dtype (``state_dtype``) and the iteration's (``compute_dtype``) are options; a CPU
   iterates in float32.
 """
@@ -23,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import libmuon
 from libmuon import checks
@@ -34,8 +36,8 @@ __all__ = ["QKANMuon", "reshape_optimizer_state"]
 
 Filter = Callable[[str, tuple[int, ...]], bool]
 
-# Parameters of a quantum-inspired KAN layer that are no matrices, as words of a name.
-_MARKERS = (("theta",), ("preacts",), ("base", "weight"), ("postact",), ("postacts",), ("mask",))
+# Parameters of a quantum-inspired KAN layer that are no matrices, as words of one part of a name.
+_MARKERS = re.compile("(^|_)(thetas?|preacts?|base_weights?|postacts?|masks?)(_|$)")
 # Options that only one half has, and what they are called there.
 _ADAMW_NAMES = {
     "adamw_lr": "lr",
@@ -44,6 +46,15 @@ _ADAMW_NAMES = {
     "adamw_weight_decay": "weight_decay",
 }
 _MUON_NAMES = ("lr", "momentum", "nesterov", "ns_steps", "match_adamw_rms")
+# Options of libmuon that a group here decides by another one.
+_DECIDED_BY = {
+    "algorithm": "muon_filter",
+    "use_muon": "muon_filter",
+    "optimizer": "muon_filter",
+    "adjust_lr_fn": "match_adamw_rms",
+    "betas": "adamw_betas",
+    "eps": "adamw_eps",
+}
 
 
 class QKANMuon(libmuon.Muon):
@@ -53,7 +64,7 @@ class QKANMuon(libmuon.Muon):
 
     Args:
         params: tensors, (name, tensor) pairs, or group dicts of them. A group may have any of the
-            options up to ``adamw_weight_decay``.
+            options up to ``adamw_eps``, and ``adamw_weight_decay``.
         lr: learning rate of the matrices.
         adamw_lr: learning rate of everything else.
         momentum: coefficient of the heavy-ball buffer b = momentum b + g.
@@ -65,8 +76,9 @@ class QKANMuon(libmuon.Muon):
         adamw_eps: of AdamW, > 0.
         muon_filter: ``(name, shape) -> bool`` decides instead of `is_muon_param`.
         rank: accepted together with ``world_size``.
-        world_size: 1; several ranks are not supported in this version.
-        process_group: None.
+        world_size: 1; several ranks are not supported in this version. Without it every rank
+            updates all parameters, which keeps replicas with equal gradients equal.
+        process_group: a group of one rank.
         adamw_weight_decay: of the AdamW half; None is ``weight_decay``.
         state_dtype: dtype of the momentum; None follows the gradient, as in qkan.
         compute_dtype: of the orthogonalisation.
@@ -111,8 +123,11 @@ class QKANMuon(libmuon.Muon):
             "adamw_weight_decay": adamw_weight_decay,
             "weight_decay": weight_decay,
         }
+        groups: list[Group] = []
+        for group in _given_groups(params):
+            groups += self._halves(group, stacklevel=3)
         super().__init__(
-            self._translated(params),
+            groups,
             lr=lr,
             weight_decay=weight_decay,
             momentum=momentum,
@@ -130,13 +145,12 @@ class QKANMuon(libmuon.Muon):
         """Whether a parameter of that name and shape is a matrix for Muon.
 
         It has two dims, no word of its name is one of a KAN layer (theta, preacts, base_weight,
-        postact, mask), and the name is not that of an embedding or a head.
+        postact, mask; plurals and digits do not matter), and the name is not that of an embedding
+        or a head, as `libmuon.group_parameters` tells by name.
         """
-        words = re.findall("[a-z0-9]+", name.lower())
-        for marker in _MARKERS:
-            if any(tuple(words[i : i + len(marker)]) == marker for i in range(len(words))):
-                return False
-        return len(shape) == 2 and vocabulary_name(name) is None
+        parts = re.sub("[0-9]", "", name.lower()).split(".")
+        is_of_layer = any(_MARKERS.search(part) for part in parts)
+        return len(shape) == 2 and not is_of_layer and vocabulary_name(name) is None
 
     def describe_layout(self) -> list[tuple[str, tuple[int, ...], str]]:
         """(name, shape, "muon" or "adamw") of every parameter, as the next step routes it.
@@ -156,32 +170,25 @@ class QKANMuon(libmuon.Muon):
         """Adds a group in qkan's names, as up to two groups."""
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, but got {type(param_group)}")
-        if "algorithm" in param_group:  # one of ours, translated before
+        if not self._constructed:  # the constructor has translated them all
             super().add_param_group(param_group)
             return
         before = len(self.param_groups)
         try:
-            for group in self._halves(param_group):
+            for group in self._halves(param_group, stacklevel=3):
                 super().add_param_group(group)
         except Exception:
             del self.param_groups[before:]
             raise
 
-    def _translated(self, params: Iterable[Any]) -> list[Group]:
-        if isinstance(params, Tensor | dict):
-            raise TypeError(f"params should be an iterable of parameters, got {type(params)}")
-        given = list(params)
-        if not given:
-            raise ValueError("optimizer got an empty parameter list")
-        if not isinstance(given[0], dict):
-            given = [{"params": given}]
-        return [half for group in given for half in self._halves(group)]
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"_filter": self._filter, "_own_defaults": self._own_defaults}
+        return {**super().__getstate__(), **own}
 
-    def _halves(self, group: Mapping[str, Any]) -> list[Group]:
+    def _halves(self, group: Mapping[str, Any], stacklevel: int) -> list[Group]:
         """A given group's matrices, and the rest, each complete."""
         options = self._checked({**self._own_defaults, **group})
-        entries = options.pop("params")
-        muon, adamw = self._routed([entries] if isinstance(entries, Tensor) else list(entries))
+        muon, adamw = self._routed(_named(options.pop("params")), stacklevel + 1)
         adamw_options = {key: options.pop(key) for key in _ADAMW_NAMES}
         if adamw_options["adamw_weight_decay"] is None:
             adamw_options["adamw_weight_decay"] = options["weight_decay"]
@@ -199,6 +206,11 @@ class QKANMuon(libmuon.Muon):
     def _checked(options: Group) -> Group:
         if "params" not in options:
             raise ValueError(f"a parameter group needs 'params', but has: {sorted(options)}")
+        for key in options.keys() & _DECIDED_BY.keys():
+            raise ValueError(
+                f"a group of QKANMuon cannot say {key}={options[key]!r}: {_DECIDED_BY[key]!r} "
+                "decides that (groups in libmuon's own names go to libmuon.Muon)"
+            )
         known = (*_ADAMW_NAMES, *_MUON_NAMES, "weight_decay", "params")
         for key in options.keys() - set(known) - GROUP_CHECKS.keys():
             if close := difflib.get_close_matches(str(key), known, n=1, cutoff=0.8):
@@ -214,23 +226,64 @@ class QKANMuon(libmuon.Muon):
         checks.number(below=1.0, tensor=True)("momentum", options["momentum"])
         return options
 
-    def _routed(self, entries: list[Any]) -> tuple[list[Any], list[Any]]:
-        named = [entry if isinstance(entry, tuple) else ("", entry) for entry in entries]
+    def _routed(
+        self, named: list[tuple[str, Tensor]], stacklevel: int
+    ) -> tuple[list[Any], list[Any]]:
         unnamed = [tuple(p.shape) for name, p in named if not name and p.dim() == 2]
         if unnamed and self._filter is None:
             warnings.warn(
                 f"{len(unnamed)} 2D parameters have no name, so that embeddings and heads among "
                 f"them go to Muon too (first shape: {unnamed[0]}); pass named_parameters(), or a "
                 "muon_filter",
-                stacklevel=4,
+                stacklevel=stacklevel,
             )
         decide = self.is_muon_param if self._filter is None else self._filter
-        has_names = all(name for name, _ in named)
+        # torch wants a name for every parameter or for none.
+        has_names = any(name for name, _ in named) or any(
+            "param_names" in group for group in self.__dict__.get("param_groups", ())
+        )
         halves: tuple[list[Any], list[Any]] = ([], [])
-        for name, p in named:
+        for index, (name, p) in enumerate(named):
             is_muon = bool(decide(name, tuple(p.shape)))
-            halves[0 if is_muon else 1].append((name, p) if has_names else p)
+            entry = (name or f"unnamed.{index}", p) if has_names else p
+            halves[0 if is_muon else 1].append(entry)
         return halves
+
+
+def _given_groups(params: Iterable[Any]) -> list[Mapping[str, Any]]:
+    if isinstance(params, nn.Module):
+        raise TypeError(
+            f"params should be model.named_parameters() but is a {type(params).__name__}"
+        )
+    if isinstance(params, Tensor | dict | str) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"params should be an iterable of parameters but is: {type(params).__name__}"
+        )
+    given = list(params)
+    if not given:
+        raise ValueError("optimizer got an empty parameter list")
+    if not any(isinstance(entry, dict) for entry in given):
+        return [{"params": given}]
+    for entry in given:
+        if not isinstance(entry, dict):
+            raise TypeError(f"param_group must be a dict, but got {type(entry)}")
+    return given
+
+
+def _named(params: Any) -> list[tuple[str, Tensor]]:
+    """(name, parameter), with an empty name where there is none."""
+    if isinstance(params, set):
+        raise TypeError("parameters need an order that stays the same, but 'params' is a set")
+    named = []
+    for index, entry in enumerate([params] if isinstance(params, Tensor) else params):
+        name, p = entry if isinstance(entry, tuple) and len(entry) == 2 else ("", entry)
+        if not isinstance(name, str) or not isinstance(p, Tensor):
+            raise TypeError(
+                "expected tensors or (name, tensor) pairs in 'params', but entry "
+                f"{index} is: {type(entry).__name__}"
+            )
+        named.append((name, p))
+    return named
 
 
 def _check_topology(rank: int | None, world_size: int | None, process_group: Any) -> None:
@@ -238,13 +291,18 @@ def _check_topology(rank: int | None, world_size: int | None, process_group: Any
         raise ValueError(
             f"rank and world_size go together, but rank is {rank} and world_size is {world_size}"
         )
+    size = 1
+    if process_group is not None:
+        if not isinstance(process_group, torch.distributed.ProcessGroup):
+            raise TypeError(f"process_group should be a ProcessGroup but is: {process_group!r}")
+        size = process_group.size()
     if world_size is not None:
         size = checks.integer(1)("world_size", world_size)
         checks.integer(0, size - 1)("rank", rank)
-    if process_group is not None or (world_size or 1) > 1:
+    if size > 1:
         raise NotImplementedError(
-            "several ranks are not supported in this version: leave process_group and world_size "
-            "alone; parameters that every rank updates alike stay equal"
+            f"{size} ranks are not supported in this version: leave rank, world_size and "
+            "process_group out; every rank then updates all parameters, and replicas stay equal"
         )
 
 
