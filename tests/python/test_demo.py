@@ -239,3 +239,29 @@ def test_recorded_learning_rates_were_chosen_fairly_and_muon_wins_on_every_seed(
     for result in recorded["seeds"]:
         assert result["muon"] < result["adamw"]
         assert result["muon_steps_to_adamw_final"] < recorded["steps"]
+
+
+def test_custom_algorithm_is_the_same_program_in_both_languages(
+    library: Path, tmp_path: Path
+) -> None:
+    """AdaMuon, registered from outside in either language, over a save and a load half-way."""
+    import demo_corpus
+
+    demo_corpus.write(tmp_path / "corpus", library)
+    programs = {
+        "cpp": [ROOT / "build/dev/bin/custom_algorithm"],
+        "python": [sys.executable, ROOT / "examples/python/custom_algorithm.py"],
+    }
+    if not programs["cpp"][0].exists():
+        pytest.skip("needs build/dev/bin/custom_algorithm: make build")
+    sizes = {k.replace("_", "-"): v for k, v in TINY.items() if not k.startswith("eval")}
+    losses = {}
+    for name, command in programs.items():
+        out = tmp_path / f"{name}.jsonl"
+        options = {"corpus": tmp_path / "corpus", "lr": 4e-3, "out": out, **sizes}
+        arguments = [str(part) for k, v in options.items() for part in (f"--{k}", v)]
+        subprocess.run([*map(str, command), *arguments], check=True, capture_output=True)
+        losses[name] = [json.loads(line)["train_loss"] for line in out.read_text().splitlines()]
+    assert len(losses["cpp"]) == TINY["steps"]
+    assert losses["cpp"] == pytest.approx(losses["python"], rel=1e-6)
+    assert sum(losses["cpp"][-10:]) < 0.8 * sum(losses["cpp"][:10])
