@@ -6,6 +6,7 @@ JOBS ?= $(shell nproc)
 BIN := $(CURDIR)/.venv/bin
 BUILD := build/dev
 SETUP := .venv/.setup
+CLIENTS := .venv-clients/.setup
 TEST_DEPENDENCIES := $(BUILD)/.test-dependencies
 
 export VIRTUAL_ENV := $(CURDIR)/.venv
@@ -15,8 +16,8 @@ export PATH := $(BIN):$(PATH)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
-.PHONY: help setup build demo demo-tune bench-cpu
-.PHONY: test test-cpp test-python test-consumer test-wheel test-asan test-tsan lint format clean
+.PHONY: help setup build demo demo-tune bench-cpu examples
+.PHONY: test test-cpp test-python test-consumer test-wheel test-clients test-asan test-tsan lint format clean
 
 help: ## this list
 	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -46,6 +47,14 @@ bench-cpu: $(BUILD)/build.ninja ## compare with torch.optim.Muon, a plain loop a
 	@cmake --build $(BUILD) -j $(JOBS) --target muon_python -- --quiet
 	@python benchmarks/python/bench_cpu.py
 
+$(CLIENTS): requirements-clients.txt tools/setup_clients.sh $(SETUP)
+	@bash tools/setup_clients.sh
+	@touch $@
+
+examples: $(BUILD)/build.ninja $(CLIENTS) ## train with qkan, neuraloperator, transformers, ...; pictures in out/examples
+	@cmake --build $(BUILD) -j $(JOBS) --target muon_python digits -- --quiet
+	@.venv-clients/bin/python tools/clients.py
+
 test: test-cpp test-python test-consumer test-wheel lint ## everything below but the sanitizers
 
 $(TEST_DEPENDENCIES): $(BUILD)/build.ninja tools/install_test_dependencies.sh
@@ -64,6 +73,10 @@ test-consumer: build ## a project outside this tree that uses the installed pack
 
 test-wheel: $(SETUP) ## a wheel, in a clean virtual environment
 	@bash tools/test_wheel.sh
+
+test-clients: $(BUILD)/build.ninja $(CLIENTS) ## the examples with other frameworks; not part of `make test`
+	@cmake --build $(BUILD) -j $(JOBS) --target muon_python digits -- --quiet
+	@.venv-clients/bin/python -m pytest tests/clients
 
 test-asan test-tsan: test-%: $(TEST_DEPENDENCIES) ## GoogleTest under sanitizers
 	@cmake --preset $* >/dev/null
