@@ -12,8 +12,8 @@ namespace detail {
 namespace {
 
 // Workspace of one chunk: the cache on a CPU, enough to fill a GPU elsewhere.
-constexpr std::int64_t kCpuChunkBytes = 8 << 20;
-constexpr std::int64_t kDeviceChunkBytes = 256 << 20;
+constexpr std::int64_t kCpuChunkBytes = std::int64_t{8} * 1024 * 1024;
+constexpr std::int64_t kDeviceChunkBytes = std::int64_t{256} * 1024 * 1024;
 
 class PlanTable {
  public:

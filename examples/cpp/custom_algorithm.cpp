@@ -116,7 +116,7 @@ void train(const gpt::Arguments& args, const gpt::Corpus& corpus, std::ofstream&
       torch::load(optimizer, file);
     }
     const auto train_loss = loss.item<double>();
-    log << nlohmann::json{{"step", step}, {"train_loss", train_loss}} << std::endl;
+    log << nlohmann::json{{"step", step}, {"train_loss", train_loss}} << '\n' << std::flush;
     progress.update(step, train_loss, train_loss);
   }
 }

@@ -102,7 +102,7 @@ class Log {
   void write(const std::string& event, const Json& fields) {
     Json line = {{"run", run_}, {"event", event}};
     line.update(fields);
-    file_ << line << std::endl;
+    file_ << line << '\n' << std::flush;
   }
 
  private:

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -122,7 +123,7 @@ class MatrixIteration {
     }
     if (!x.is_same(matrix)) {
       matrix.copy_(x);
-      next_x_ = x;
+      next_x_ = std::move(x);
     }
   }
 

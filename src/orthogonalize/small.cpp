@@ -75,8 +75,8 @@ MUON_ALWAYS_INLINE void product_tile(
 // out = alpha x^T y + beta c, symmetric: the tiles up to the diagonal, mirrored.
 template <typename T, std::int64_t kRows>
 MUON_ALWAYS_INLINE void symmetric_product(
-    T* out, const T* x, const T* y, const T* c, T alpha, T beta, std::int64_t depth,
-    std::int64_t n, std::int64_t ld) {
+    T* out, const T* x, const T* y, const T* c, T alpha, T beta, std::int64_t depth, std::int64_t n,
+    std::int64_t ld) {
   for (std::int64_t i0 = 0; i0 < n; i0 += kRows) {
     for (std::int64_t j0 = 0; j0 <= i0; j0 += kTile) {
       product_tile<T, kRows>(out, x, y, c, alpha, beta, depth, ld, i0, j0);
