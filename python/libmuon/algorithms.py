@@ -144,6 +144,7 @@ def register_algorithm(cls: _Class) -> _Class:
         raise TypeError(f"expected a subclass of libmuon.Algorithm, got {cls!r}")
     name = _checked_name(cls)
     _check_declarations(cls)
+    instance = cls()  # first: an error leaves what is registered as it was
     stages = {
         stage: _define_op(name, stage)
         for stage in _SCHEMAS
@@ -158,7 +159,7 @@ def register_algorithm(cls: _Class) -> _Class:
         replace=True,
     )
     register_options(name, dict(cls.options))
-    _algorithms[name] = cls()
+    _algorithms[name] = instance
     return cls
 
 
@@ -201,7 +202,8 @@ def _check_declarations(cls: type[Algorithm]) -> None:
 
 def _define_op(name: str, stage: str) -> str:
     """The op that runs a stage of whichever class has the name then."""
-    op = f"{re.sub('[^a-z0-9]', '_', name)}_{stage}"
+    # Different names, different ops: "a-b" and "a_b" too.
+    op = re.sub("[^a-z0-9]", lambda found: f"_{ord(found[0]):x}_", name) + f"_{stage}"
     full_name = f"{_library.ns}::{op}"
     if not torch._C._jit_get_schemas_for_operator(full_name):
         _library.define(op + _SCHEMAS[stage])

@@ -116,7 +116,11 @@ def hyper_names(group: Group) -> tuple[str, ...]:
 def hyper_values(group: Group) -> tuple[Any, ...]:
     """The values of `hyper_names` as they are now, tensors read."""
     tensors = [v.item() if isinstance(v, Tensor) else v for v in map(group.get, _TENSOR_OPTIONS)]
-    return (*tensors, *map(group.get, hyper_names(group)[len(_TENSOR_OPTIONS) :]))
+    algorithm = group["algorithm"]
+    # A class that was registered anew may have options that its groups do not have yet.
+    own = {} if is_builtin(algorithm) else own_options(algorithm)
+    own_values = (group.get(name, default) for name, default in own.items())
+    return (*tensors, *map(group.get, _PLAIN_OPTIONS), *own_values)
 
 
 def hyper_rows(groups: Sequence[Sequence[Any]]) -> list[list[float]]:

@@ -269,6 +269,68 @@ def test_registering_the_same_class_again_replaces_it() -> None:
         assert torch.equal(p.detach(), torch.full_like(p, value))
 
 
+def test_an_option_that_a_new_class_adds_has_its_default_in_older_groups() -> None:
+    algorithm = fresh_name()
+    seen = []
+
+    def define(**options: float) -> None:
+        class Grown(libmuon.Algorithm):
+            name = algorithm
+
+            def refine(self, matrices, state, groups):  # type: ignore[no-untyped-def]
+                seen.append({key: groups[0][key] for key in self.options})
+
+        Grown.options = options
+        libmuon.register_algorithm(Grown)
+
+    define(first=1.0)
+    opt = libmuon.Muon(make_params((2, 2)), algorithm=algorithm)
+    opt.step()
+    define(first=1.0, second=2.0)
+    opt.step()
+    assert seen == [{"first": 1.0}, {"first": 1.0, "second": 2.0}]
+
+
+def test_names_that_differ_in_a_sign_are_different_algorithms() -> None:
+    base = fresh_name()
+    factors = {f"{base}-x": 0.0, f"{base}_x": 2.0, f"{base}.x": 3.0, f"{base}_2d_x": 4.0}
+
+    def define(algorithm: str, factor: float) -> None:
+        class Scaled(libmuon.Algorithm):
+            name = algorithm
+
+            def refine(self, matrices, state, groups):  # type: ignore[no-untyped-def]
+                for m in matrices:
+                    m.mul_(factor)
+
+        Scaled.__qualname__ = algorithm
+        libmuon.register_algorithm(Scaled)
+
+    for algorithm, factor in factors.items():
+        define(algorithm, factor)
+    (p,) = make_params((3, 3))
+    plain = p.detach().clone().requires_grad_()
+    plain.grad = p.grad
+    libmuon.Muon([plain], lr=0.1, weight_decay=0.0).step()
+    change = plain.detach() - p.detach()
+    for algorithm, factor in factors.items():
+        (q,) = clone([p])
+        libmuon.Muon([q], lr=0.1, weight_decay=0.0, algorithm=algorithm).step()
+        torch.testing.assert_close(q.detach() - p.detach(), factor * change)
+
+
+def test_a_class_that_cannot_be_made_is_not_registered() -> None:
+    class Broken(libmuon.Algorithm):
+        name = fresh_name()
+
+        def __init__(self) -> None:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        libmuon.register_algorithm(Broken)
+    assert Broken.name not in libmuon.registered_algorithms()
+
+
 def test_an_error_in_a_stage_reaches_the_caller() -> None:
     class Failing(libmuon.Algorithm):
         name = fresh_name()
