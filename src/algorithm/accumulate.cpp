@@ -99,6 +99,7 @@ void accumulate_any_(
 void accumulate_(
     at::TensorList grads, at::TensorList state, at::TensorList matrices, const at::Tensor& hyper,
     at::IntArrayRef groups, const std::optional<at::Tensor>& grad_scale) {
+  check_pieces("accumulate", matrices, {grads, state}, hyper, groups);
   const double inverse = inverse_scale(grad_scale);
   std::vector<Momentum> rules;
   for (const std::int64_t group : groups) {

@@ -120,6 +120,10 @@ void apply_any_(
 void apply_(
     at::TensorList params, at::TensorList matrices, const at::Tensor& hyper, at::IntArrayRef groups,
     at::ArrayRef<double> factors) {
+  check_pieces("apply", params, {matrices}, hyper, groups);
+  TORCH_CHECK_VALUE(
+      factors.size() == params.size(), "muon: expected a factor a piece, got ", factors.size(),
+      " for ", params.size(), " pieces (apply)");
   std::vector<Update> updates;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     updates.emplace_back(HyperRow(hyper, groups[i]), factors[i]);

@@ -331,6 +331,35 @@ def test_a_class_that_cannot_be_made_is_not_registered() -> None:
     assert Broken.name not in libmuon.registered_algorithms()
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda p, m, f: (p, m[:1], f), "lists of 3 tensors, one a piece, got 1 .apply"),
+        (lambda p, m, f: (p, m, []), "a factor a piece, got 0 for 3 pieces"),
+        (
+            lambda p, m, f: (p, [x.mT for x in m], f),
+            r"of shape \[1, 4, 3\] on cpu, got \[1, 3, 4\]",
+        ),
+        (lambda p, m, f: (p[:1], m, f), "one group a piece, got 3 for 1 pieces"),
+    ],
+)
+def test_pieces_that_a_stage_has_lost_are_refused(change: Any, text: str) -> None:
+    class Careless(libmuon.Algorithm):
+        name = fresh_name()
+
+        def apply(self, params, matrices, groups, factors):  # type: ignore[no-untyped-def]
+            params, matrices, factors = change(params, matrices, factors)
+            super().apply(params, matrices, groups, factors)
+
+    libmuon.register_algorithm(Careless)
+    params = make_params((4, 3), (4, 3), (4, 3))
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(ValueError, match=text):
+        libmuon.Muon(params, algorithm=Careless.name).step()
+    for p, old in zip(params, before, strict=True):
+        assert torch.equal(p.detach(), old)
+
+
 def test_an_error_in_a_stage_reaches_the_caller() -> None:
     class Failing(libmuon.Algorithm):
         name = fresh_name()
