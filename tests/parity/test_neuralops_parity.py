@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import random
-import sys
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from installed import load
 from libmuon.compat import neuralops as ours
 from torch import Tensor
 
@@ -23,22 +20,7 @@ STEPS = 20
 BOUND = 1e-6
 
 
-def load() -> Any:
-    """The module alone: its package imports much that an optimizer does not need."""
-    spec = importlib.util.find_spec("neuralops")
-    assert spec is not None, "neuralops is not installed: make setup"
-    assert spec.submodule_search_locations is not None
-    path = Path(spec.submodule_search_locations[0]) / "trainer/optimizers/muon.py"
-    module_spec = importlib.util.spec_from_file_location("neuralops_muon", path)
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module
-    module_spec.loader.exec_module(module)
-    return module
-
-
-theirs = load()
+theirs = load("neuralops", "trainer/optimizers/muon.py")
 
 
 def weights(choose: random.Random, count: int) -> list[Tensor]:

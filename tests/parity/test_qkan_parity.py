@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from installed import load
 from libmuon.compat import qkan as ours
 from torch import Tensor
 
@@ -18,22 +16,7 @@ STEPS = 20
 BOUND = 1e-6  # as in test_neuralops_parity: rates of 1e-3, weights below 1
 
 
-def load() -> Any:
-    """The module alone: its package needs more than an optimizer does."""
-    spec = importlib.util.find_spec("qkan")
-    assert spec is not None, "qkan is not installed: make setup"
-    assert spec.submodule_search_locations is not None
-    path = Path(spec.submodule_search_locations[0]) / "optim/muon.py"
-    module_spec = importlib.util.spec_from_file_location("qkan_muon", path)
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module
-    module_spec.loader.exec_module(module)
-    return module
-
-
-theirs = load()
+theirs = load("qkan", "optim/muon.py")
 (ITERATION,) = [name for name in vars(theirs) if "newton" in name.lower() or "zeropower" in name]
 
 
