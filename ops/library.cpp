@@ -123,7 +123,14 @@ at::Tensor qk_clip_op(
 }
 
 at::Tensor qk_clip_meta(
-    at::Tensor, at::Tensor, const at::Tensor& logits, double, std::int64_t, double, std::int64_t) {
+    at::Tensor query, at::Tensor key, const at::Tensor& logits, double, std::int64_t, double,
+    std::int64_t) {
+  for (const at::Tensor& tensor : {std::move(query), std::move(key), logits}) {
+    TORCH_CHECK_VALUE(
+        tensor.is_meta(),
+        "muon: expected query, key and logits with data, or none with, got one on ",
+        tensor.device());
+  }
   const std::int64_t head_dim = logits.dim() == 1 ? 0 : logits.dim() - 3;
   return at::empty_symint({logits.sym_size(head_dim)}, logits.options().dtype(at::kFloat));
 }

@@ -1,11 +1,14 @@
 #include <muon/qk_clip.h>
 
+#include <limits>
 #include <vector>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/where.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 namespace muon {
@@ -30,6 +33,10 @@ at::Tensor largest_logits(const at::Tensor& logits) {
   return logits.amax(others).to(at::kFloat);
 }
 
+// The largest and the smallest threshold that float32 logits can be divided by.
+constexpr double kLargest = std::numeric_limits<float>::max();
+constexpr double kSmallest = std::numeric_limits<float>::min();
+
 void check_weight(
     const at::Tensor& weight, const char* name, std::int64_t dim, std::int64_t heads) {
   TORCH_CHECK_VALUE(
@@ -41,6 +48,13 @@ void check_weight(
   TORCH_CHECK_VALUE(
       heads > 0 && weight.size(dim) % heads == 0, "muon: expected the ", weight.size(dim),
       " entries of dim ", dim, " of ", name, " to divide into ", heads, " heads");
+  TORCH_CHECK_VALUE(
+      !weight.is_inference() || c10::InferenceMode::is_enabled(), "muon: expected a ", name,
+      " that can be written, got an inference tensor; use a clone()");
+  TORCH_CHECK_VALUE(
+      at::has_internal_overlap(weight) != at::MemOverlap::Yes, "muon: expected a ", name,
+      " whose entries have memory of their own, got strides ", weight.strides(), " for ",
+      weight.sizes(), "; use a clone()");
 }
 
 void scale_heads_(const at::Tensor& weight, const at::Tensor& factors, std::int64_t dim) {
@@ -61,7 +75,9 @@ at::Tensor qk_clip_(
   const std::int64_t heads = largest.size(0);
   const std::int64_t key_heads = options.num_key_heads == 0 ? heads : options.num_key_heads;
   TORCH_CHECK_VALUE(
-      options.threshold > 0.0, "muon: expected threshold > 0, got ", options.threshold);
+      options.threshold >= kSmallest && options.threshold <= kLargest,
+      "muon: expected threshold > 0, got ", options.threshold,
+      "; logits are float32: between 1.2e-38 and 3.4e38");
   TORCH_CHECK_VALUE(
       options.balance >= 0.0 && options.balance <= 1.0, "muon: expected balance in [0, 1], got ",
       options.balance);
@@ -70,6 +86,10 @@ at::Tensor qk_clip_(
       " query heads, got ", options.num_key_heads);
   check_weight(query, "query", options.dim, heads);
   check_weight(key, "key", options.dim, key_heads);
+  TORCH_CHECK_VALUE(
+      at::get_overlap_status(query, key) != at::MemOverlapStatus::Full &&
+          at::get_overlap_status(query, key) != at::MemOverlapStatus::Partial,
+      "muon: expected query and key in memory of their own, but they overlap");
 
   const at::Tensor is_clipped = (largest > options.threshold).logical_and(at::isfinite(largest));
   const at::Tensor gamma = at::where(is_clipped, options.threshold / largest, 1.0);

@@ -8,13 +8,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/view_as_real.h>
 
 #include "algorithm/hyper.h"
+#include "loan.h"
 #include "state/codec.h"
-#include "step_plan.h"
+#include "step_views.h"
 
 namespace muon {
 namespace detail {
@@ -44,35 +43,6 @@ using MatrixUpdate = void(
 using Elementwise = void(
     at::TensorList, at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef,
     const OptionalTensor&, std::string_view);
-
-// The tensors of one step beside its plan.
-struct Step {
-  const StepPlan& plan;
-  at::TensorList params;
-  const std::vector<at::Tensor>& grads; // undefined: none in this step
-  at::TensorList state;
-  const at::Tensor& hyper;
-  OptionalTensor grad_scale;
-  at::Tensor skipped; // int64 a parameter, or undefined
-
-  const at::Tensor& param(std::int64_t i) const {
-    return params[static_cast<std::size_t>(i)];
-  }
-  const at::Tensor& grad(std::int64_t i) const {
-    return grads[static_cast<std::size_t>(i)];
-  }
-  const at::Tensor& state_of(std::int64_t i, std::int64_t slot) const {
-    return state[static_cast<std::size_t>(plan.first_state[static_cast<std::size_t>(i)] + slot)];
-  }
-  bool skips_nonfinite(std::int64_t i) const {
-    return plan.spec_of(i).nonfinite == NonFinite::Skip;
-  }
-  void count_skipped(std::int64_t i, std::int64_t matrices) const {
-    if (skipped.defined()) {
-      skipped.select(0, i).add_(matrices);
-    }
-  }
-};
 
 void check_grad(const Step& step, std::int64_t i) {
   const at::Tensor& grad = step.grad(i);
@@ -143,13 +113,6 @@ bool is_finite(const at::Tensor& tensor) {
   return at::isfinite(tensor).all().item<bool>();
 }
 
-// A piece of a chunk with a gradient in this step.
-struct ActivePiece {
-  const MatrixItem* item;
-  std::int64_t first;
-  std::int64_t count;
-};
-
 // Splits a piece at the matrices whose gradients are not finite.
 void push_finite(
     const Step& step, const MatrixItem& item, const plan::Piece& piece,
@@ -180,138 +143,86 @@ std::vector<ActivePiece> active_pieces(const Step& step, const plan::Chunk& chun
   return active;
 }
 
-// The views of a chunk's active pieces that its stages work on.
-// What the stages see of a chunk: one entry a piece.
-struct ChunkViews {
-  std::vector<at::Tensor> params, grads; // [batch, rows..., cols..., (2)], real
-  std::vector<at::Tensor> state; // every slot of a piece: as above, [batch, rows, 1] or 0-d
-  std::vector<std::int64_t> groups;
-  std::vector<double> factors;
-};
-
-// The matrices of a chunk between ACCUMULATE and APPLY.
-struct Workspace {
-  at::Tensor all; // [count, rows, cols]
-  std::vector<at::Tensor> pieces; // [batch, rows, cols]
-  std::vector<at::Tensor> real; // the same in the shapes of ChunkViews::params
-  std::vector<std::int64_t> groups; // one a matrix
-};
-
-at::Tensor view_state(
-    const StateSlot& slot, const at::Tensor& state, const Region& region,
-    const ActivePiece& piece) {
-  switch (slot.kind) {
-    case StateSlot::Kind::LikeParam:
-      return region_view(state, region, piece.first, piece.count);
-    case StateSlot::Kind::PerRow:
-      return row_statistics_view(state, region, piece.first, piece.count);
-    case StateSlot::Kind::Step:
-      break;
-  }
-  return state;
-}
-
-ChunkViews make_views(const Step& step, const std::vector<ActivePiece>& active) {
-  ChunkViews views;
+std::vector<Borrowed> borrowers(const Step& step, const std::vector<ActivePiece>& active) {
+  std::vector<Borrowed> pieces;
   for (const ActivePiece& piece : active) {
-    const std::int64_t param = piece.item->param;
-    const Region& region = piece.item->region;
-    const auto view = [&](const at::Tensor& tensor) {
-      return region_view(tensor, region, piece.first, piece.count);
-    };
-    views.params.push_back(view(step.param(param)));
-    views.grads.push_back(view(step.grad(param).resolve_conj().resolve_neg()));
-    const std::vector<StateSlot>& slots = step.plan.slots_of(param);
-    for (std::size_t slot = 0; slot < slots.size(); ++slot) {
-      views.state.push_back(view_state(
-          slots[slot], step.state_of(param, static_cast<std::int64_t>(slot)), region, piece));
-    }
-    views.groups.push_back(step.plan.groups[static_cast<std::size_t>(param)]);
-    views.factors.push_back(piece.item->factor);
+    pieces.push_back(
+        {&step.plan.names[static_cast<std::size_t>(piece.item->param)], &piece.item->region});
   }
-  return views;
+  return pieces;
 }
 
-// Slots first .. last of every piece.
-std::vector<at::Tensor> select_slots(
-    const ChunkViews& views, std::size_t slots, std::size_t first, std::size_t last) {
-  std::vector<at::Tensor> selected;
-  for (std::size_t piece = 0; piece < views.params.size(); ++piece) {
-    const auto begin = views.state.begin() + static_cast<std::ptrdiff_t>(piece * slots);
-    selected.insert(
-        selected.end(), begin + static_cast<std::ptrdiff_t>(first),
-        begin + static_cast<std::ptrdiff_t>(last));
+void accumulate(
+    const Step& step, const Algorithm& algorithm, const std::vector<Borrowed>& pieces,
+    const ChunkViews& views, const Workspace& matrices) {
+  Loan loan(algorithm.accumulate, pieces);
+  call_stage<Accumulate>(
+      algorithm.accumulate, loan.read(views.grads),
+      loan.write(select_slots(views, algorithm.state.size(), 0, 1)),
+      loan.write(loan.is_own() ? matrices.real : matrices.pieces), step.hyper, views.groups,
+      step.grad_scale);
+  loan.take_back();
+}
+
+void orthogonalize(
+    const Step& step, const Algorithm& algorithm, const std::vector<Borrowed>& pieces,
+    const Workspace& matrices, const std::string& spec) {
+  Loan loan(algorithm.orthogonalize, pieces);
+  call_stage<Orthogonalize>(
+      algorithm.orthogonalize, loan.write({matrices.all}).front(), step.hyper, matrices.groups,
+      spec);
+  loan.take_back();
+}
+
+void refine(
+    const Step& step, const Algorithm& algorithm, const std::vector<Borrowed>& pieces,
+    const ChunkViews& views, const Workspace& matrices) {
+  if (algorithm.refine.empty()) {
+    return;
   }
-  return selected;
+  Loan loan(algorithm.refine, pieces);
+  const std::size_t slots = algorithm.state.size();
+  call_stage<Refine>(
+      algorithm.refine, loan.write(matrices.pieces),
+      loan.write(select_slots(views, slots, 1, slots)), step.hyper, views.groups);
+  loan.take_back();
 }
 
-at::Tensor allocate_workspace(const Step& step, const std::vector<ActivePiece>& active) {
-  const MatrixItem& item = *active.front().item;
-  const at::Tensor& param = step.param(item.param);
-  const auto dtype =
-      item.region.is_complex ? c10::toComplexType(param.scalar_type()) : param.scalar_type();
-  const Iteration iteration = make_iteration(step.plan.spec_of(item.param).orthogonalize, dtype);
-  std::int64_t count = 0;
-  for (const ActivePiece& piece : active) {
-    count += piece.count;
-  }
-  return at::empty(
-      {count, item.region.shape.rows, item.region.shape.cols},
-      param.options().requires_grad(false).dtype(
-          workspace_dtype(iteration, item.region.is_complex)));
+void apply(
+    const Step& step, const Algorithm& algorithm, const std::vector<Borrowed>& pieces,
+    const ChunkViews& views, const Workspace& matrices) {
+  Loan loan(algorithm.apply, pieces);
+  call_stage<Apply>(
+      algorithm.apply, loan.write(views.params),
+      loan.read(loan.is_own() ? matrices.real : matrices.pieces), step.hyper, views.groups,
+      views.factors);
+  loan.take_back();
 }
 
-// Many small matrices make views the larger part of a step: as few calls for
-// each as there can be.
-at::Tensor matrices_of(const at::Tensor& all, std::int64_t first, std::int64_t count) {
-  return all.as_strided({count, all.size(1), all.size(2)}, all.strides(), first * all.stride(0));
-}
-
-at::Tensor real_view(const at::Tensor& matrices, at::IntArrayRef sizes) {
-  const at::Tensor real = matrices.is_complex() ? at::view_as_real(matrices) : matrices;
-  return real.sizes() == sizes ? real : real.view(sizes);
-}
-
-Workspace make_workspace(
-    const Step& step, const std::vector<ActivePiece>& active, const ChunkViews& views) {
-  Workspace workspace;
-  workspace.all = allocate_workspace(step, active);
-  std::int64_t first = 0;
-  for (std::size_t i = 0; i < active.size(); ++i) {
-    const std::int64_t count = active[i].count;
-    workspace.pieces.push_back(matrices_of(workspace.all, first, count));
-    workspace.real.push_back(real_view(workspace.pieces.back(), views.params[i].sizes()));
-    workspace.groups.insert(
-        workspace.groups.end(), static_cast<std::size_t>(count), views.groups[i]);
-    first += count;
-  }
-  return workspace;
+void update_matrices(
+    const Step& step, const Algorithm& algorithm, const std::vector<Borrowed>& pieces,
+    const ChunkViews& views, const std::string& spec) {
+  Loan loan(algorithm.matrix_update, pieces);
+  call_stage<MatrixUpdate>(
+      algorithm.matrix_update, loan.write(views.params), loan.read(views.grads),
+      loan.write(views.state), step.hyper, views.groups, views.factors, step.grad_scale, spec);
+  loan.take_back();
 }
 
 void run_stages(
     const Step& step, const Algorithm& algorithm, const std::vector<ActivePiece>& active,
     const std::string& spec) {
   const ChunkViews views = make_views(step, active);
+  const std::vector<Borrowed> pieces = borrowers(step, active);
   if (!algorithm.matrix_update.empty()) {
-    call_stage<MatrixUpdate>(
-        algorithm.matrix_update, views.params, views.grads, views.state, step.hyper, views.groups,
-        views.factors, step.grad_scale, spec);
+    update_matrices(step, algorithm, pieces, views, spec);
     return;
   }
   const Workspace matrices = make_workspace(step, active, views);
-  const std::size_t slots = algorithm.state.size();
-  call_stage<Accumulate>(
-      algorithm.accumulate, views.grads, select_slots(views, slots, 0, 1), matrices.real,
-      step.hyper, views.groups, step.grad_scale);
-  call_stage<Orthogonalize>(
-      algorithm.orthogonalize, matrices.all, step.hyper, matrices.groups, spec);
-  if (!algorithm.refine.empty()) {
-    call_stage<Refine>(
-        algorithm.refine, matrices.pieces, select_slots(views, slots, 1, slots), step.hyper,
-        views.groups);
-  }
-  call_stage<Apply>(
-      algorithm.apply, views.params, matrices.real, step.hyper, views.groups, views.factors);
+  accumulate(step, algorithm, pieces, views, matrices);
+  orthogonalize(step, algorithm, pieces, matrices, spec);
+  refine(step, algorithm, pieces, views, matrices);
+  apply(step, algorithm, pieces, views, matrices);
 }
 
 void run_chunk(const Step& step, const plan::Chunk& chunk) {
@@ -321,7 +232,17 @@ void run_chunk(const Step& step, const plan::Chunk& chunk) {
   }
   const std::int64_t param = active.front().item->param;
   const auto group = static_cast<std::size_t>(step.plan.groups[static_cast<std::size_t>(param)]);
-  run_stages(step, step.plan.algorithm_of(param), active, step.plan.spec_texts[group]);
+  const Algorithm& algorithm = step.plan.algorithm_of(param);
+  try {
+    run_stages(step, algorithm, active, step.plan.spec_texts[group]);
+  } catch (c10::Error& error) {
+    error.add_context(
+        c10::str(
+            "in a step of algorithm \"", algorithm.name, "\" on ",
+            step.plan.names[static_cast<std::size_t>(param)],
+            active.size() > 1 ? " and others" : ""));
+    throw;
+  }
 }
 
 // A matrix algorithm's parameter may be in several chunks: its steps are
@@ -341,6 +262,7 @@ void count_steps(const Step& step) {
 void run_elementwise(const Step& step, const ElementwiseRun& run) {
   std::vector<at::Tensor> params, grads, state;
   std::vector<std::int64_t> groups;
+  std::vector<Borrowed> wholes;
   for (const std::int64_t i : run.params) {
     if (!step.grad(i).defined()) {
       continue;
@@ -355,11 +277,16 @@ void run_elementwise(const Step& step, const ElementwiseRun& run) {
       state.push_back(step.state_of(i, static_cast<std::int64_t>(slot)));
     }
     groups.push_back(step.plan.groups[static_cast<std::size_t>(i)]);
+    wholes.push_back({&step.plan.names[static_cast<std::size_t>(i)], nullptr});
   }
-  if (!params.empty()) {
-    call_stage<Elementwise>(
-        run.algorithm->update, params, grads, state, step.hyper, groups, step.grad_scale, run.spec);
+  if (params.empty()) {
+    return;
   }
+  Loan loan(run.algorithm->update, wholes);
+  call_stage<Elementwise>(
+      run.algorithm->update, loan.write(params), loan.read(grads), loan.write(state), step.hyper,
+      groups, step.grad_scale, run.spec);
+  loan.take_back();
 }
 
 } // namespace

@@ -36,8 +36,9 @@ struct MUON_API AlgorithmOption {
 /// stage may be written in C++, in a library of the user's, or in Python.
 ///
 /// Matrix algorithms have four stages. `pieces` are equal matrices, one tensor
-/// [batch..., rows..., cols...] each, all of one shape up to their sides'
-/// order; `groups[i]` is the row of `hyper` (columns: `muon::Hyper`) of piece i.
+/// [batch, rows, cols] each, complex where the weight is or has a complex_dim;
+/// `groups[i]` is the row of `hyper` (columns: `muon::Hyper`) of piece i. They
+/// are written in place: one that is resized or replaced is an error.
 ///
 ///   accumulate (Tensor[] grads, Tensor(a!)[] state, Tensor(b!)[] matrices,
 ///               Tensor hyper, int[] groups, Tensor? grad_scale) -> ()

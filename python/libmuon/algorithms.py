@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar, overload
 import torch
 from torch import Tensor
 
-from libmuon.options import RESERVED, option_check, register_options
+from libmuon.options import RESERVED, check_names, errors_about, option_check, register_options
 from libmuon.spec import HYPER_COLUMNS
 
 State = Mapping[str, Tensor]
@@ -136,9 +136,11 @@ def register_algorithm(cls: _Class) -> _Class:
     twice) replaces it. A state dict that names an algorithm loads only where it is registered.
 
     Raises:
-        TypeError: if ``cls`` is no subclass of `Algorithm`, or an option is no number.
+        TypeError: if ``cls`` is no subclass of `Algorithm`, ``state`` or ``options`` is no mapping
+            with strings as keys, or an option is no number.
         ValueError: for a name that is taken or not usable, a state kind that does not exist, or an
-            option whose name has a meaning already.
+            option whose name has a meaning already. State and options are named as variables are,
+            [A-Za-z_][A-Za-z0-9_]*: the names become keys of state dicts and files.
     """
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise TypeError(f"expected a subclass of libmuon.Algorithm, got {cls!r}")
@@ -170,7 +172,9 @@ def registered_algorithms() -> tuple[str, ...]:
 
 def _checked_name(cls: type[Algorithm]) -> str:
     name = cls.name
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
+    if not isinstance(name, str):
+        raise TypeError(f"{cls.__qualname__}.name should be a string but is: {name!r}")
+    if not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
         raise ValueError(
             f"{cls.__qualname__}.name should be of letters, digits, '_', '.', '+' and '-', "
             f"but is: {name!r}"
@@ -186,18 +190,21 @@ def _checked_name(cls: type[Algorithm]) -> str:
 
 
 def _check_declarations(cls: type[Algorithm]) -> None:
+    check_names(f"{cls.__qualname__}.state", cls.state)
     for key, kind in cls.state.items():
-        if not isinstance(key, str) or not key or kind not in _KINDS:
+        if kind not in _KINDS:
             raise ValueError(
                 f"{cls.__qualname__}.state should map names to one of {_KINDS}, "
                 f"but holds: {key!r}: {kind!r}"
             )
+    check_names(f"{cls.__qualname__}.options", cls.options)
     for option, default in cls.options.items():
         if option in RESERVED or option in {column for column, _ in HYPER_COLUMNS}:
             raise ValueError(
                 f"{cls.__qualname__}.options: {option!r} has a meaning already; choose a new name"
             )
-        option_check(default)(option, default)
+        with errors_about(f"the default in {cls.__qualname__}.options"):
+            option_check(default)(option, default)
 
 
 def _define_op(name: str, stage: str) -> str:
@@ -207,8 +214,33 @@ def _define_op(name: str, stage: str) -> str:
     full_name = f"{_library.ns}::{op}"
     if not torch._C._jit_get_schemas_for_operator(full_name):
         _library.define(op + _SCHEMAS[stage])
-        _library.impl(op, _KERNELS[stage](name), "CompositeExplicitAutograd")
+        kernel = _with_note(name, stage, _KERNELS[stage](name))
+        _library.impl(op, kernel, "CompositeExplicitAutograd")
     return full_name
+
+
+def _with_note(name: str, stage: str, kernel: Callable[..., None]) -> Callable[..., None]:
+    """The kernel; an exception that leaves it says where it was raised."""
+
+    def run(*args: Any) -> None:
+        try:
+            kernel(*args)
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11
+                owner = type(_algorithms[name])
+                shapes = sorted({tuple(piece.shape) for piece in _tensors(args[0])})
+                error.add_note(
+                    f"raised in {stage} of algorithm {name!r} ({owner.__module__}."
+                    f"{owner.__qualname__}) on tensors of shape {', '.join(map(str, shapes))}; "
+                    "this step is half done: load the last checkpoint to repeat it exactly"
+                )
+            raise
+
+    return run
+
+
+def _tensors(first: Tensor | list[Tensor]) -> list[Tensor]:
+    return [first] if isinstance(first, Tensor) else first
 
 
 def _own(name: str) -> Mapping[str, float]:

@@ -19,7 +19,7 @@ from torch import Tensor
 Check = Callable[[str, Any], Any]
 
 # The words of torch's own messages, where they differ from the option's name.
-_LABELS = {"lr": "Learning rate", "weight_decay": "weight decay"}
+_LABELS = {"lr": "Learning rate", "weight_decay": "weight decay", "wd": "weight decay"}
 
 
 def number(

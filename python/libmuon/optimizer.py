@@ -146,7 +146,7 @@ class Muon(torch.optim.Optimizer):
         self._constructed = False  # shapes are checked at the end, all groups in one message
         super().__init__(_as_groups(params, defaults), defaults)
         check_parameters(self.param_groups)
-        warn_of_rounding(self.param_groups, stacklevel=2)
+        warn_of_rounding(self.param_groups)
         self._constructed = True
 
     def add_param_group(self, param_group: Group) -> None:
@@ -160,7 +160,7 @@ class Muon(torch.optim.Optimizer):
             return
         try:
             check_parameters([group], start)
-            warn_of_rounding([group], stacklevel=2)
+            warn_of_rounding([group])
         except Exception:
             self.param_groups.pop()
             raise

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -122,6 +124,22 @@ RESERVED = (
 )
 
 
+def check_names(what: str, declared: Any) -> None:
+    """Refuses what maps no names that may be keys of groups, state dicts and files."""
+    if not isinstance(declared, Mapping):
+        raise TypeError(
+            f"{what} should be a mapping by name but is: {declared!r} ({type(declared).__name__})"
+        )
+    for name in declared:
+        if not isinstance(name, str):
+            raise TypeError(f"names in {what} should be strings but one is: {name!r}")
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(
+                f"names in {what} should be of letters, digits and '_', without a digit first, "
+                f"but one is: {name!r}"
+            )
+
+
 def register_options(algorithm: str, options: Group) -> None:
     """Makes the options of a registered algorithm known, with their defaults."""
     ALGORITHM_OPTIONS[algorithm] = options
@@ -164,6 +182,16 @@ def check_defaults(values: Mapping[str, Any]) -> Group:
     return defaults
 
 
+@contextmanager
+def errors_about(what: str) -> Iterator[None]:
+    """Errors that arise inside say at their end what they are about."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError) as error:
+        error.args = (f"{error} ({what})", *error.args[1:])
+        raise
+
+
 def normalize_groups(
     new: Sequence[Mapping[str, Any]], defaults: Group, existing: Sequence[Group] = ()
 ) -> list[Group]:
@@ -176,10 +204,8 @@ def normalize_groups(
     """
     groups = []
     for index, group in enumerate(new, start=len(existing)):
-        try:
+        with errors_about(f"parameter group {index}"):
             groups.append(normalize_group(group, defaults))
-        except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
-            raise type(error)(f"{error} (parameter group {index})") from None
     matrix = [g for g in (*existing, *groups) if not is_elementwise(g["algorithm"])]
     one_lr_fits_all = all(g["adjust_lr_fn"] == "match_rms_adamw" for g in matrix)
     elementwise = is_elementwise(defaults["algorithm"])

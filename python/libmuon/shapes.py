@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 
@@ -13,6 +14,7 @@ from libmuon.spec import spec_text
 
 # Devices for which libmuon has loops of its own.
 FUSED_DEVICES = ("cpu",)
+_PACKAGE = __name__.split(".")[0]
 
 
 def check_parameters(groups: Sequence[Group], start: int = 0) -> None:
@@ -36,15 +38,23 @@ def check_parameters(groups: Sequence[Group], start: int = 0) -> None:
         raise ValueError(_offenders_text(offenders))
 
 
-def warn_of_rounding(groups: Sequence[Group], stacklevel: int) -> None:
-    """Says once that plain bfloat16 weights lose small steps."""
+def warn_of_rounding(groups: Sequence[Group]) -> None:
+    """Says once, at the line that called into libmuon, that bfloat16 weights lose small steps."""
     if any(p.dtype == torch.bfloat16 for group in groups for p in group["params"]):
         warnings.warn(
             "bfloat16 parameters are rounded to 8 significant bits after every step: updates below "
             "1/256 of a weight do not move it. Keep float32 parameters and train under "
             "torch.autocast where that matters.",
-            stacklevel=stacklevel + 1,
+            stacklevel=_level_of_caller() - 1,
         )
+
+
+def _level_of_caller() -> int:
+    """The `stacklevel`, seen from here, of the first frame that is not of this package."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == _PACKAGE:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _says_how(group: Group) -> bool:

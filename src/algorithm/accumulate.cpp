@@ -97,8 +97,11 @@ void accumulate_any_(
 } // namespace
 
 void accumulate_(
-    at::TensorList grads, at::TensorList state, at::TensorList matrices, const at::Tensor& hyper,
-    at::IntArrayRef groups, const std::optional<at::Tensor>& grad_scale) {
+    at::TensorList given_grads, at::TensorList given_state, at::TensorList given_matrices,
+    const at::Tensor& hyper, at::IntArrayRef groups, const std::optional<at::Tensor>& grad_scale) {
+  const auto grads = real_pieces(given_grads);
+  const auto state = real_pieces(given_state);
+  const auto matrices = real_pieces(given_matrices);
   check_pieces("accumulate", matrices, {grads, state}, hyper, groups);
   const double inverse = inverse_scale(grad_scale);
   std::vector<Momentum> rules;

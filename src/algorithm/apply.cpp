@@ -118,8 +118,10 @@ void apply_any_(
 } // namespace
 
 void apply_(
-    at::TensorList params, at::TensorList matrices, const at::Tensor& hyper, at::IntArrayRef groups,
-    at::ArrayRef<double> factors) {
+    at::TensorList given_params, at::TensorList given_matrices, const at::Tensor& hyper,
+    at::IntArrayRef groups, at::ArrayRef<double> factors) {
+  const auto params = real_pieces(given_params);
+  const auto matrices = real_pieces(given_matrices);
   check_pieces("apply", params, {matrices}, hyper, groups);
   TORCH_CHECK_VALUE(
       factors.size() == params.size(), "muon: expected a factor a piece, got ", factors.size(),

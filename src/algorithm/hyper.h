@@ -31,12 +31,8 @@ inline double inverse_scale(const std::optional<at::Tensor>& grad_scale) {
   return grad_scale && grad_scale->defined() ? 1.0 / grad_scale->item<double>() : 1.0;
 }
 
-/// What a stage is called with, from Python too: ValueError unless every list
-/// has one tensor a piece, of the shape that `like` has, and every group is a
-/// row of `hyper`.
-inline void check_pieces(
-    const char* stage, at::TensorList like, std::initializer_list<at::TensorList> others,
-    const at::Tensor& hyper, at::IntArrayRef groups) {
+/// ValueError unless `hyper` is as <muon/step.h> says and has a row for every group.
+inline void check_groups(const char* stage, const at::Tensor& hyper, at::IntArrayRef groups) {
   TORCH_CHECK_VALUE(
       hyper.is_cpu() && hyper.scalar_type() == at::kDouble && hyper.is_contiguous() &&
           hyper.dim() == 2 && hyper.size(1) >= Hyper::kCount,
@@ -48,6 +44,15 @@ inline void check_pieces(
         group >= 0 && group < hyper.size(0), "muon: expected groups below ", hyper.size(0),
         ", got ", group, " (", stage, ")");
   }
+}
+
+/// What a stage is called with, from Python too: ValueError unless every list
+/// has one tensor a piece, of the shape that `like` has, and every group is a
+/// row of `hyper`.
+inline void check_pieces(
+    const char* stage, at::TensorList like, std::initializer_list<at::TensorList> others,
+    const at::Tensor& hyper, at::IntArrayRef groups) {
+  check_groups(stage, hyper, groups);
   TORCH_CHECK_VALUE(
       groups.size() == like.size() && !like.empty(), "muon: expected one group a piece, got ",
       groups.size(), " for ", like.size(), " pieces (", stage, ")");

@@ -30,6 +30,18 @@ void normalize_rows_(const at::Tensor& u, const at::Tensor& variance, double bet
 void normuon_(
     at::TensorList matrices, at::TensorList state, const at::Tensor& hyper,
     at::IntArrayRef groups) {
+  check_pieces("normuon", matrices, {}, hyper, groups);
+  TORCH_CHECK_VALUE(
+      state.size() == matrices.size(), "muon: expected row statistics for ", matrices.size(),
+      " pieces, got ", state.size(), " (normuon)");
+  for (std::size_t i = 0; i < matrices.size(); ++i) {
+    const at::Tensor& u = matrices[i];
+    TORCH_CHECK_VALUE(
+        u.dim() == 3 && state[i].is_floating_point() && state[i].device() == u.device() &&
+            state[i].sizes() == at::IntArrayRef({u.size(0), u.size(1), 1}),
+        "muon: expected row statistics [batch, rows, 1] of matrices ", u.sizes(), ", got ",
+        state[i].scalar_type(), " ", state[i].sizes(), " (normuon)");
+  }
   for (std::size_t i = 0; i < matrices.size(); ++i) {
     normalize_rows_(matrices[i], state[i], HyperRow(hyper, groups[i])[Hyper::kMuonBeta2]);
   }

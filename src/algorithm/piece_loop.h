@@ -5,11 +5,23 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/view_as_real.h>
 
 #include "state/codec.h"
 #include "state/strided_runs.h"
 
 namespace muon::detail {
+
+/// The pieces as real tensors: complex ones, which stages of somebody else's
+/// hand on, seen as pairs.
+inline std::vector<at::Tensor> real_pieces(at::TensorList pieces) {
+  std::vector<at::Tensor> real(pieces.begin(), pieces.end());
+  for (at::Tensor& piece : real) {
+    piece = piece.is_complex() ? at::view_as_real(piece) : piece;
+  }
+  return real;
+}
 
 /// Runs `visit(piece, offsets, length)` over all runs of all pieces, spread
 /// over the threads by element, runs of at most kRun. `walks[i]` is piece i.

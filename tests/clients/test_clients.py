@@ -7,9 +7,6 @@ import math
 import clients
 import pytest
 
-# qkan's optimizer is the same algorithm in bfloat16, and its rounding may help as well as hurt.
-SLACK = {"qkan": 1.25}
-
 
 def mean(values):
     return sum(values) / len(values)
@@ -23,5 +20,6 @@ def test_losses_fall_and_ours_is_not_worse(client, result):
         tenth = len(losses) // 10
         assert all(map(math.isfinite, losses))
         assert mean(losses[-tenth:]) < 0.7 * mean(losses[:tenth])
-    assert got["ours"]["final"] <= SLACK.get(client, 1.0) * got["theirs"]["final"]
+    if client != "qkan":  # the same algorithm but for rounding: test_qkan compares several seeds
+        assert got["ours"]["final"] <= got["theirs"]["final"]
     assert (clients.OUT / f"{client}.png").stat().st_size > 10_000

@@ -372,6 +372,136 @@ def test_an_error_in_a_stage_reaches_the_caller() -> None:
         libmuon.Muon(make_params((2, 2)), algorithm=Failing.name).step()
 
 
+def test_an_error_in_a_stage_says_where_it_was_raised() -> None:
+    class Failing(libmuon.Algorithm):
+        name = fresh_name()
+
+        def refine(self, matrices, state, groups):  # type: ignore[no-untyped-def]
+            raise ArithmeticError("of the user's own")
+
+    libmuon.register_algorithm(Failing)
+    with pytest.raises(ArithmeticError) as caught:
+        libmuon.Muon(make_params((2, 3)), algorithm=Failing.name).step()
+    if sys.version_info >= (3, 11):
+        (note,) = caught.value.__notes__
+        assert f"refine of algorithm '{Failing.name}'" in note
+        assert "Failing) on tensors of shape (1, 2, 3)" in note
+
+
+def _resize(tensor: Tensor) -> None:
+    tensor.resize_(1, 50, 50)
+
+
+def _replace(tensor: Tensor) -> None:
+    tensor.data = torch.zeros_like(tensor)
+
+
+def _transpose(tensor: Tensor) -> None:
+    tensor.transpose_(-1, -2)
+
+
+@pytest.mark.parametrize("damage", [_resize, _replace, _transpose])
+@pytest.mark.parametrize("stage", ["accumulate", "orthogonalize", "refine", "apply"])
+def test_a_stage_that_moves_its_tensors_is_stopped(damage: Any, stage: str) -> None:
+    def run(self, *args):  # type: ignore[no-untyped-def]
+        target = args[1] if stage == "accumulate" else args[0]
+        damage(target if isinstance(target, Tensor) else target[0])
+
+    moved = type("Moved", (libmuon.Algorithm,), {"name": fresh_name(), stage: run})
+    libmuon.register_algorithm(moved)
+    (p,) = make_params((4, 3))
+    before = p.detach().clone()
+    text = rf"{stage} to leave its tensors where they are.*\(parameter 0.*copy_\(\)"
+    with pytest.raises(RuntimeError, match=text):
+        libmuon.Muon([p], algorithm=moved.name).step()
+    assert torch.equal(p.detach(), before)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("whole", [False, True])
+def test_stages_see_flattened_weights_as_matrices(memory_format: Any, whole: bool) -> None:
+    shapes = []
+
+    class Decaying(libmuon.Algorithm):
+        name = fresh_name()
+        state = {"momentum_buffer": "param", "largest": "param"}
+
+        def refine(self, matrices, state, groups):  # type: ignore[no-untyped-def]
+            for u, slots in zip(matrices, state, strict=True):
+                shapes.append((u.shape, slots["largest"].shape))
+                torch.maximum(slots["largest"], u.abs(), out=slots["largest"])
+                u.copy_(slots["largest"])
+
+    class Whole(Decaying):
+        name = fresh_name()
+
+        def matrix_update(self, params, grads, state, groups, factors):  # type: ignore[no-untyped-def]
+            for p, g, slots in zip(params, grads, state, strict=True):
+                shapes.append((p.shape, slots["largest"].shape))
+                slots["largest"].add_(g)
+                p.sub_(slots["largest"].cumsum(-1))
+
+    chosen = Whole if whole else Decaying
+    libmuon.register_algorithm(chosen)
+    (matrix,) = make_params((4, 12))
+    conv = matrix.detach().reshape(4, 3, 2, 2).contiguous(memory_format=memory_format)
+    conv.requires_grad_().grad = matrix.grad.reshape(4, 3, 2, 2)  # type: ignore[union-attr]
+    options = {"algorithm": chosen.name, "lr": 0.1}
+    opts = [libmuon.Muon([matrix], **options), libmuon.Muon([conv], flatten=True, **options)]
+    for _ in range(3):
+        for opt in opts:
+            opt.step()
+    torch.testing.assert_close(conv.detach().reshape(4, 12), matrix.detach(), rtol=1e-12, atol=0)
+    assert set(shapes) == {((1, 4, 12), (1, 4, 12))}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_stages_see_real_pairs_as_complex_matrices(dtype: torch.dtype) -> None:
+    class Turned(libmuon.Algorithm):
+        name = fresh_name()
+
+        def accumulate(self, grads, momenta, matrices, groups, grad_scale):  # type: ignore[no-untyped-def]
+            for g, b, q in zip(grads, momenta, matrices, strict=True):
+                b.copy_(g * 1j)
+                q.copy_(b)
+
+        def orthogonalize(self, matrices, groups):  # type: ignore[no-untyped-def]
+            assert matrices.is_complex()
+
+        def apply(self, params, matrices, groups, factors):  # type: ignore[no-untyped-def]
+            for p, q in zip(params, matrices, strict=True):
+                p.add_(q)
+
+    libmuon.register_algorithm(Turned)
+    p = torch.zeros(4, 3, 2, dtype=dtype).requires_grad_()
+    p.grad = torch.randn(4, 3, 2).to(dtype)
+    opt = libmuon.Muon([p], algorithm=Turned.name, rows=0, cols=1, complex_dim=-1)
+    opt.step()
+    turned = torch.stack([-p.grad[..., 1], p.grad[..., 0]], -1)
+    assert torch.equal(p.detach(), turned)
+    assert torch.equal(opt.state[p]["momentum_buffer"], turned)
+
+
+def test_super_takes_complex_matrices() -> None:
+    class Same(libmuon.Algorithm):
+        name = fresh_name()
+
+        def accumulate(self, *args):  # type: ignore[no-untyped-def]
+            super().accumulate(*args)
+
+        def apply(self, *args):  # type: ignore[no-untyped-def]
+            super().apply(*args)
+
+    libmuon.register_algorithm(Same)
+    ours = make_params((4, 3), (5, 3), dtype=torch.complex128)
+    theirs = clone(ours)
+    for opt in (libmuon.Muon(ours, algorithm=Same.name), libmuon.Muon(theirs)):
+        for _ in range(3):
+            opt.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+
+
 def class_with(**attributes: Any) -> Any:
     return type("Wrong", (libmuon.Algorithm,), {"name": fresh_name(), **attributes})
 
@@ -466,3 +596,34 @@ def test_adamuon_is_what_its_paper_says() -> None:
         opt.step()
     for p, w in zip(params, want, strict=True):
         torch.testing.assert_close(p.detach(), w, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "error", "text"),
+    [
+        ({"name": None}, TypeError, "Wrong.name should be a string but is: None"),
+        ({"state": None}, TypeError, "Wrong.state should be a mapping by name but is: None"),
+        ({"state": ["m"]}, TypeError, r"Wrong.state should be a mapping .* is: \['m'\] \(list\)"),
+        ({"options": None}, TypeError, "Wrong.options should be a mapping by name but is: None"),
+        ({"options": [1.0]}, TypeError, r"Wrong.options should be a mapping .* \(list\)"),
+        ({"state": {1: "param"}}, TypeError, "in Wrong.state should be strings but one is: 1"),
+        ({"options": {1: 0.5}}, TypeError, "in Wrong.options should be strings but one is: 1"),
+        ({"state": {"": "param"}}, ValueError, "in Wrong.state should be of .* one is: ''"),
+        ({"state": {"a/b": "param"}}, ValueError, "in Wrong.state .* one is: 'a/b'"),
+        ({"state": {"a.b": "param"}}, ValueError, "in Wrong.state .* one is: 'a.b'"),
+        ({"state": {"a b": "param"}}, ValueError, "in Wrong.state .* one is: 'a b'"),
+        ({"state": {"1st": "param"}}, ValueError, "in Wrong.state .* one is: '1st'"),
+        ({"state": {"a\n": "param"}}, ValueError, r"in Wrong.state .* one is: 'a\\n'"),
+        ({"options": {"a-b": 0.5}}, ValueError, "in Wrong.options .* one is: 'a-b'"),
+        ({"options": {"": 0.5}}, ValueError, "in Wrong.options .* one is: ''"),
+        ({"options": {"mode": "row"}}, TypeError, r"'row'.* \(the default in Wrong.options\)"),
+        ({"options": {"mode": float("inf")}}, ValueError, "finite .* in Wrong.options"),
+    ],
+)
+def test_declarations_of_wrong_types_and_names_are_refused_by_their_class(
+    attributes: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    before = libmuon.registered_algorithms()
+    with pytest.raises(error, match=text):
+        libmuon.register_algorithm(class_with(**attributes))
+    assert libmuon.registered_algorithms() == before

@@ -335,6 +335,20 @@ def baseline() -> type[Baseline]:
     return muonium.register_muon_algorithm(Baseline)
 
 
+def test_row_0_1_a_registered_algorithm_gets_the_flattened_matrix(
+    baseline: type[Baseline],
+) -> None:
+    matrix = param(4, 12, dtype=torch.float64)
+    conv = matrix.detach().reshape(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    conv.requires_grad_().grad = matrix.grad.reshape(4, 3, 2, 2)  # type: ignore[union-attr]
+    for p, flatten in ((matrix, False), (conv, True)):
+        group = {"params": [p], "algorithm": baseline.name, "flatten": flatten}
+        opt = muonium.Muon([group], lr=0.1)
+        for _ in range(3):
+            opt.step()
+    torch.testing.assert_close(conv.detach().reshape(4, 12), matrix.detach(), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("strategy", ["polar_express", "newton_schulz"])
 @pytest.mark.parametrize("cautious", [False, True])
 def test_row_0_1_a_registered_algorithm_trains_as_the_core_does(
@@ -429,7 +443,7 @@ def test_row_1_19_values_are_checked_at_construction(
 @pytest.mark.parametrize(
     ("params", "error", "text"),
     [
-        ({"params": []}, TypeError, "not a single dict"),
+        ({"params": []}, TypeError, "but got dict; put it into a list"),
         ([], ValueError, "empty parameter list"),
         ([{"params": []}], ValueError, "empty parameter list"),
         ([{"lr": 1.0}], ValueError, "needs 'params'"),
@@ -454,3 +468,133 @@ def test_row_1_19_sparse_gradients_are_refused() -> None:
     p.grad = p.grad.to_sparse()
     with pytest.raises(RuntimeError, match="does not support sparse gradients"):
         muonium.Muon([p]).step()
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({param(2, 2)}, "need to be organized in ordered collections"),
+        ([{"params": {param(2, 2)}}], "ordered collections.* \\(parameter group 0\\)"),
+        (param(2, 2), "an iterable of Tensors or dicts, but got torch.FloatTensor; put it into a"),
+        (torch.nn.Linear(2, 2), r"is a Linear; pass its parameters\(\).* to libmuon.Muon"),
+        (torch.nn.Sequential(torch.nn.Linear(2, 2)), "is a Sequential; pass its parameters"),
+        ([{"params": [param(2, 2)]}, param(2, 2)], "must be a dict.* .entry 1 of.*not both"),
+        ([param(2, 2), {"params": [param(2, 2)]}], "must be a dict.* .entry 0 of.*not both"),
+        (3, "an iterable of Tensors or dicts, but got int"),
+        ([{"params": 3}], r"tensors or \(name, tensor\) pairs but is: int \(parameter group 0\)"),
+        ([("w", 3)], "one of the params is tuple: entry 0 of 'params'"),
+        ([("w", param(2, 2), 1)], "one of the params is tuple: entry 0 of 'params'"),
+    ],
+)  # fmt: skip
+def test_row_1_19_what_is_no_list_of_parameters_is_refused(params: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        muonium.Muon(params)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "text"),
+    [
+        ((3,), {}, r"2D\+ parameters, got shape \(3,\) \(body.w\); put it into"),
+        ((2, 2, 2), {"split_sizes": (1, 1)}, r"2D parameters, got shape \(2, 2, 2\) \(body.w\)"),
+        ((2, 2, 2, 2), {}, r"body.w of shape \(2, 2, 2, 2\) needs a choice"),
+        ((3,), {"algorithm": Baseline.name}, r"2D\+ parameters.* \(body.w\) \(parameter group 1"),
+    ],
+)
+def test_row_1_19_parameters_that_are_no_matrices_are_named(
+    baseline: type[Baseline], shape: tuple[int, ...], options: dict[str, Any], text: str
+) -> None:
+    groups = [
+        {"params": [("first", param(2, 2))]},
+        {"params": [("body.v", param(2, 2)), ("body.w", param(*shape))], **options},
+    ]
+    with pytest.raises(ValueError, match=text):
+        muonium.Muon(groups)
+    with pytest.raises(ValueError, match=r"got shape \(3,\) \(parameter 1\)"):
+        muonium.Muon([param(2, 2), param(3)])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"use_cautious_wd": "no"}, TypeError, "use_cautious_wd should be True or False but is"),
+        ({"wd": "high"}, TypeError, "wd should be a number but is: 'high'"),
+        ({"wd": torch.ones(2)}, ValueError, "Tensor wd must be 1-element"),
+    ],
+)
+def test_row_1_19_errors_name_the_option_as_it_was_written(
+    options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        muonium.Muon([param(2, 2)], **options)
+    with pytest.raises(error, match=rf"{text}.* \(parameter group 0\)"):
+        muonium.Muon([{"params": [param(2, 2)], **options}])
+    opt = muonium.Muon([param(2, 2)])
+    with pytest.raises(error, match=rf"{text}.* \(parameter group 1\)"):
+        opt.add_param_group({"params": [param(2, 2)], **options})
+    assert len(opt.param_groups) == 1
+
+
+@pytest.mark.parametrize("name", ["fused_adam", "foreach_adam"])
+def test_row_1_19_values_for_adam_groups_are_checked_without_one(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} should be True or False but is: 'no'"):
+        muonium.Muon([param(2, 2)], **{name: "no"})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"wd": torch.tensor([0.1, 0.2]), "weight_decay": torch.tensor([0.1, 0.2, 0.3])},
+            r"Tensor wd must be 1-element, got shape \(2,\)",
+        ),
+        (
+            {"wd": torch.tensor(0.5), "weight_decay": torch.tensor([0.1, 0.2])},
+            r"Tensor weight_decay must be 1-element, got shape \(2,\)",
+        ),
+        (
+            {"wd": torch.tensor(0.5), "weight_decay": torch.tensor([0.25])},
+            r"says wd=tensor\(0.5000\) and weight_decay=tensor\(\[0.2500\]\); give one",
+        ),
+        (
+            {"orthogonalization_strategy": "newton_schulz", "ns_coefficients": "polar_express"},
+            "says orthogonalization_strategy='newton_schulz' and ns_coefficients='polar_express'",
+        ),
+    ],
+)
+def test_m16_two_names_of_one_option_must_agree(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        muonium.Muon([{"params": [param(2, 2)], **options}])
+    equal = {"wd": torch.tensor(0.5), "weight_decay": torch.tensor([0.5], dtype=torch.float64)}
+    (group,) = muonium.Muon([{"params": [param(2, 2)], **equal}]).param_groups
+    assert group["weight_decay"] is equal["weight_decay"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "error", "text"),
+    [
+        ({"options": None}, TypeError, "Wrong.options should be a mapping by name but is: None"),
+        ({"options": ["a"]}, TypeError, "Wrong.options should be a mapping by name"),
+        ({"options": {"a.b": 1.0}}, ValueError, "names in Wrong.options .* 'a.b'"),
+        ({"state_spec": None}, TypeError, "Wrong.state_spec should be a mapping by name"),
+        ({"state_spec": ["b"]}, TypeError, r"Wrong.state_spec should be a mapping .* \(list\)"),
+        ({"state_spec": {1: 2}}, TypeError, "names in Wrong.state_spec should be strings"),
+        ({"state_spec": {"b": "grad"}}, TypeError, "names to BufferSpec, but holds: 'b': 'grad'"),
+    ],
+)
+def test_m20_declarations_of_a_wrong_type_are_refused(
+    attributes: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    wrong: Any = type("Wrong", (muonium.MuonAlgorithm,), {"name": "test-wrong", **attributes})
+    with pytest.raises(error, match=text):
+        muonium.register_muon_algorithm(wrong)
+    assert "test-wrong" not in muonium.registered_algorithms()
+
+
+def test_row_0_1_the_warning_of_rounding_points_at_the_caller() -> None:
+    def build() -> None:
+        opt = muonium.Muon([param(3, 3, dtype=torch.bfloat16)])
+        opt.add_param_group({"params": [param(3, 3, dtype=torch.bfloat16)]})
+
+    with pytest.warns(UserWarning, match="bfloat16 parameters are rounded") as caught:
+        build()
+    assert [warning.filename for warning in caught] == [__file__, __file__]

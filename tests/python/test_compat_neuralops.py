@@ -318,3 +318,52 @@ def test_row_0_2_the_factory_takes_frozen_matrixless_empty_and_wrong_input() -> 
         neuralops.create_muon_adamw_optimizer([{"params": [param(3, 3)]}])
     with pytest.raises(ValueError, match="routing should be one of 'auto', 'all_2d'"):
         neuralops.create_muon_adamw_optimizer(Model(), routing="every")
+
+
+@pytest.mark.parametrize("shapes", [[(8,)], [(8, 8)], [(8, 8), (8,)]])
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ({"lr_muon": -1.0}, ValueError, "lr_muon should be >= 0 but is: -1.0"),
+        ({"lr_muon": float("nan")}, ValueError, "lr_muon should be .* but is: nan"),
+        ({"lr_adam": float("nan")}, ValueError, "lr_adam should be .* but is: nan"),
+        ({"lr_adam": -1.0}, ValueError, "lr_adam should be >= 0 but is: -1.0"),
+        ({"weight_decay": float("inf")}, ValueError, "weight decay should be finite but is: inf"),
+        ({"momentum": 2.0}, ValueError, "momentum should be <= 1 but is: 2.0"),
+        ({"ns_steps": -1}, ValueError, "ns_steps should be >= 0 but is: -1"),
+        ({"ns_steps": 2.5}, TypeError, "ns_steps should be an integer but is: 2.5"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*have no names", "ignore:no parameter is on Muon")
+def test_n6_the_factory_checks_its_numbers_whether_or_not_it_uses_them(
+    shapes: list[tuple[int, ...]], wrong: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    params = [param(*shape) for shape in shapes]
+    neuralops.create_muon_adamw_optimizer(params)
+    with pytest.raises(error, match=text):
+        neuralops.create_muon_adamw_optimizer(params, **wrong)
+
+
+def test_n6_sets_and_groups_without_parameters_are_refused() -> None:
+    for make in (neuralops.Muon, neuralops.create_muon_adamw_optimizer):
+        with pytest.raises(TypeError, match="need to be organized in ordered collections"):
+            make({param(3, 3)})
+    with pytest.raises(ValueError, match=r"needs 'params', but has: \['lr'\]"):
+        neuralops.Muon([{"lr": 0.1}])
+    with pytest.raises(ValueError, match=r"needs 'params', but has: \['optimizer'\]"):
+        neuralops.MuonAdamW([{"optimizer": "muon"}])
+
+
+def test_row_0_2_the_warning_of_rounding_points_at_the_caller() -> None:
+    def matrix() -> Tensor:
+        return param(8, 8, dtype=torch.bfloat16)
+
+    def build() -> None:
+        neuralops.Muon([matrix()])
+        opt = neuralops.MuonAdamW([{"params": [matrix()], "optimizer": "muon"}])
+        opt.add_param_group({"params": [matrix()], "optimizer": "adamw"})
+        neuralops.create_muon_adamw_optimizer([("w", matrix())])
+
+    with pytest.warns(UserWarning, match="bfloat16 parameters are rounded") as caught:
+        build()
+    assert [warning.filename for warning in caught] == [__file__] * 4

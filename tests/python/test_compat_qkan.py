@@ -300,6 +300,9 @@ def test_q10_values_are_checked_in_the_constructor_and_in_groups(
     with pytest.raises(error, match=text):
         opt.add_param_group({"params": [("v", param(3, 3)), ("c", param(3))], **wrong})
     assert len(opt.param_groups) == 1
+    halves = [("w", param(3, 3)), ("b", param(3))]
+    with pytest.raises(error, match=rf"{text}.* \(parameter group 1\)"):
+        qkan.QKANMuon([{"params": halves}, {"params": [("v", param(3, 3))], **wrong}])
 
 
 def test_q10_misspelt_options_and_wrong_input_are_refused() -> None:
@@ -324,13 +327,15 @@ def test_q10_misspelt_options_and_wrong_input_are_refused() -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (torch.nn.Linear(3, 3), r"should be model.named_parameters\(\) but is a Linear"),
-        (torch.ones(3, 3), "should be an iterable of parameters but is: Tensor"),
-        ("w", "should be an iterable of parameters but is: str"),
-        ([3], "entry 0 is: int"),
-        ([("w", 3)], "entry 0 is: tuple"),
-        ([("w", torch.ones(2, 2)), {"params": []}], "param_group must be a dict"),
-        ([{"params": {torch.ones(2, 2)}}], "'params' is a set"),
+        (torch.nn.Linear(3, 3), r"is a Linear; pass model.named_parameters\(\)"),
+        (torch.ones(3, 3), "an iterable of Tensors or dicts, but got torch.FloatTensor; put it"),
+        ("w", "an iterable of Tensors or dicts, but got str"),
+        ([3], "one of the params is int: entry 0"),
+        ([("w", 3)], "one of the params is tuple: entry 0"),
+        ([("w", torch.ones(2, 2)), {"params": []}], "param_group must be a dict.* not both"),
+        ({torch.ones(2, 2)}, "need to be organized in ordered collections"),
+        ([{"params": {torch.ones(2, 2)}}], "need to be organized in ordered collections"),
+        ([{"params": 3}], r"pairs but is: int \(parameter group 0\)"),
     ],
 )
 def test_q10_what_is_no_parameter_is_refused(wrong: Any, text: str) -> None:
@@ -391,3 +396,66 @@ def test_row_0_3_reshape_optimizer_state() -> None:
     assert qkan.reshape_optimizer_state(adam) == 0
     assert adam.state[column]["step"] is step
     assert step.shape == ()
+
+
+@pytest.mark.parametrize(
+    ("group", "text"),
+    [({}, r"needs 'params', but has: \[\] "), ({"lr": 0.1}, r"needs 'params', but has: \['lr'\] ")],
+)
+def test_q10_a_group_without_parameters_is_told_what_it_has(
+    group: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text + r"\(parameter group 1\)"):
+        qkan.QKANMuon([{"params": [("w", param(3, 3))]}, group])
+    opt = qkan.QKANMuon([("w", param(3, 3))])
+    with pytest.raises(ValueError, match=text):
+        opt.add_param_group(group)
+
+
+def reasons(opt: qkan.QKANMuon) -> dict[str, str]:
+    pairs = [zip(g["param_names"], g["reasons"], strict=True) for g in opt.param_groups]
+    return {name: reason for group in pairs for name, reason in group}
+
+
+def test_row_0_3_the_report_says_why_a_parameter_is_where_it_is() -> None:
+    names = ["l.0.w", "l.0.theta1", "wte.weight"]
+    named = [(name, param(3, 3)) for name in names] + [("b", param(3)), ("s", param())]
+    opt = qkan.QKANMuon(named)
+    assert reasons(opt) == {
+        "l.0.w": "2D",
+        "l.0.theta1": "of a KAN layer (named theta)",
+        "wte.weight": "embedding (named wte)",
+        "b": "1D",
+        "s": "scalar",
+    }
+    lines = {line.split()[0]: line for line in opt.describe().splitlines() if line}
+    assert all(reason in lines[name] for name, reason in reasons(opt).items())
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert reasons(opt)["b"] == "1D"
+    with pytest.warns(UserWarning, match="have no name"):
+        (group,) = qkan.QKANMuon([param(3, 3)]).param_groups
+    assert group["reasons"] == ["2D, without a name"]
+
+
+def test_row_0_3_the_report_names_a_rule_of_the_users_own() -> None:
+    opt = qkan.QKANMuon([("w", param(3, 3)), ("b", param(3))], muon_filter=lambda n, s: n == "w")
+    assert set(reasons(opt).values()) == {"muon_filter"}
+
+    class Own(qkan.QKANMuon):
+        @staticmethod
+        def is_muon_param(name: str, shape: Any) -> bool:
+            return name == "w"
+
+    opt = Own([("w", param(3, 3)), ("v", param(3, 3))])
+    assert [kind for _, _, kind in opt.describe_layout()] == ["muon", "adamw"]
+    assert set(reasons(opt).values()) == {"is_muon_param"}
+
+
+def test_row_0_3_the_warning_of_rounding_points_at_the_caller() -> None:
+    def build() -> None:
+        opt = qkan.QKANMuon([("w", param(3, 3, dtype=torch.bfloat16))])
+        opt.add_param_group({"params": [("v", param(3, 3, dtype=torch.bfloat16))]})
+
+    with pytest.warns(UserWarning, match="bfloat16 parameters are rounded") as caught:
+        build()
+    assert [warning.filename for warning in caught] == [__file__, __file__]

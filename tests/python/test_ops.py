@@ -73,7 +73,7 @@ def calls(plan):
         ("register_algorithm", ("test-op", ["b param"], [], ["o"], [1.0]), {"replace": False}),
         ("accumulate_", (grads, momenta, work, hyper(), [0, 0], None), {}),
         ("orthogonalize_", (torch.randn(2, 4, 6), hyper(), [0, 0], SPEC), {}),
-        ("normuon_", (work, [torch.zeros(4, 1), torch.zeros(4, 1)], hyper(), [0, 0]), {}),
+        ("normuon_", ([torch.randn(2, 4, 6)], [torch.zeros(2, 4, 1)], hyper(), [0]), {}),
         ("apply_", (params, work, hyper(), [0, 0], [1.0, 1.0]), {}),
         ("adam_", (params, grads, adam_state(), hyper(), [0, 0], None, adam), {}),
     ]

@@ -257,3 +257,22 @@ def test_structural_options_set_between_steps_take_effect():
     optimizer.step()
     other.step()
     assert not torch.allclose(split, plain)
+
+
+def test_the_warning_of_rounding_points_at_the_caller():
+    class Own(libmuon.Muon):
+        pass
+
+    matrices = [torch.nn.Parameter(torch.randn(8, 8, dtype=torch.bfloat16)) for _ in range(4)]
+    holder = torch.nn.Module()
+    holder.weight = matrices[3]
+
+    def build():
+        optimizer = libmuon.Muon(matrices[:1])
+        optimizer.add_param_group({"params": matrices[1]})
+        Own(matrices[2:3])
+        libmuon.MuonFactory()(holder, lr=0.1)
+
+    with pytest.warns(UserWarning, match="bfloat16 parameters are rounded") as caught:
+        build()
+    assert [warning.filename for warning in caught] == [__file__] * 4

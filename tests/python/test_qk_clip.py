@@ -107,6 +107,9 @@ def test_h9_parameters_after_a_step_and_bfloat16() -> None:
         ({"logits": torch.ones(4, 0, 3)}, ValueError, "at least one logit a head"),
         ({"logits": torch.ones(5)}, ValueError, "to divide into 5 heads"),
         ({"logits": torch.ones(4).long()}, ValueError, "got Long"),
+        ({"logits": torch.ones(4, device="meta")}, ValueError, "with data, or none with"),
+        ({"threshold": 1e-320}, ValueError, "expected threshold > 0, got"),
+        ({"threshold": 1e308}, ValueError, r"got 1e\+308; logits are float32"),
     ],
 )
 def test_wrong_arguments_leave_the_weights_alone(
@@ -119,3 +122,18 @@ def test_wrong_arguments_leave_the_weights_alone(
         libmuon.qk_clip_(query, key, arguments.pop("logits"), **arguments)
     assert torch.equal(query, before[0])
     assert torch.equal(key, before[1])
+
+
+def test_a_key_that_cannot_be_written_leaves_the_query_alone() -> None:
+    query = weights()
+    before, largest = query.clone(), torch.full((HEADS,), 400.0)
+    with torch.inference_mode():
+        inference = weights()
+    for key, text in (
+        (torch.ones(1, WIDTH).expand(HEADS * SIZE, WIDTH), "memory of their own, got strides"),
+        (inference, "got an inference tensor"),
+        (query[: HEADS * SIZE], "but they overlap"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            libmuon.qk_clip_(query, key, largest)
+        assert torch.equal(query, before)

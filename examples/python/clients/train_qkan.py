@@ -4,7 +4,8 @@ python examples/python/clients/train_qkan.py
 
 Both start from the same weights and see the same batches. qkan iterates in bfloat16, libmuon in
 float32: the loss curves agree up to that rounding. A third run has qkan's own code iterate in
-float32; it agrees with libmuon's far more closely.
+float32; it agrees with libmuon's far more closely. Short runs with other seeds tell whether one of
+the two ends lower than the other.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ OPTIMIZERS = {
 LR = 1e-2  # at higher rates rounding alone sends the two different ways
 GRID = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2)
 STEPS, BATCH, WIDTH, NARROW, BLOCKS = 300, 256, 32, 6, 2
+SEEDS, SHORT = 5, 50
 
 
 class Block(nn.Module):
@@ -74,15 +76,15 @@ def square(side: int) -> Tensor:
     return torch.cartesian_prod(line, line)
 
 
-def fit(optimizer: str, lr: float, seed: int) -> tuple[Run, Net]:
+def fit(optimizer: str, lr: float, seed: int, steps: int = STEPS) -> tuple[Run, Net]:
     model = Net(seed)
     opt = OPTIMIZERS[optimizer](model.named_parameters(), lr=lr, adamw_lr=lr)
     points = torch.rand((4096, 2), generator=torch.Generator().manual_seed(seed)) * 2 - 1
     losses = []
-    for step, index in enumerate(common.batches(len(points), BATCH, STEPS, seed)):
+    for step, index in enumerate(common.batches(len(points), BATCH, steps, seed)):
         # qkan keeps AdamW's rate beside Muon's, libmuon in a group of its own.
         for group in opt.param_groups:
-            group |= {key: lr * (1 - step / STEPS) for key in ("lr", "adamw_lr") if key in group}
+            group |= {key: lr * (1 - step / steps) for key in ("lr", "adamw_lr") if key in group}
         x = points[index]
         loss = nn.functional.mse_loss(model(x), target(x))
         opt.zero_grad()
@@ -102,6 +104,14 @@ def in_float32() -> AbstractContextManager[Any]:
 
 def train(optimizer: str, lr: float, seed: int) -> Run:
     return fit(optimizer, lr, seed)[0]
+
+
+def short_finals(seed: int) -> dict[str, list[float]]:
+    """Errors after `SHORT` steps, by optimizer, each with the same `SEEDS` seeds."""
+    return {
+        optimizer: [fit(optimizer, LR, seed + i, SHORT)[0].final for i in range(SEEDS)]
+        for optimizer in OPTIMIZERS
+    }
 
 
 def difference(run: Run, other: Run) -> list[float]:
@@ -153,6 +163,7 @@ def main() -> None:
         runs["libmuon"],
         runs["qkan"],
         float32=asdict(runs["qkan in float32"]),
+        short_finals=short_finals(args.seed),
     )
     draw(args.out / "qkan.png", runs, models["libmuon"])
 

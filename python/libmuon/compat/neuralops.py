@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 import libmuon
 from libmuon import checks
-from libmuon.options import Group
+from libmuon.compat.params import given_groups, refuse_unordered, require_params
+from libmuon.options import CHECKS, Group
 
 __all__ = [
     "Muon",
@@ -95,13 +96,11 @@ class Muon(libmuon.Muon):
         state_dtype: str | torch.dtype | None = torch.float32,
         compute_dtype: str | torch.dtype = "auto",
     ) -> None:
-        if isinstance(params, nn.Module):
-            raise TypeError(
-                f"params should be parameters or groups but is a {type(params).__name__}; "
-                "create_muon_adamw_optimizer takes a whole model"
-            )
+        groups = given_groups(params, "create_muon_adamw_optimizer takes a whole model")
+        for group in groups:
+            require_params(group)
         super().__init__(
-            params,
+            groups,
             lr=lr,
             weight_decay=weight_decay,
             momentum=momentum,
@@ -157,6 +156,7 @@ class MuonAdamW(Muon):
 def _completed(group: Mapping[str, Any]) -> Group:
     if not isinstance(group, Mapping):
         raise TypeError(f"a parameter group should be a dict but is: {type(group).__name__}")
+    require_params(group)
     if "optimizer" not in group:
         raise ValueError(
             f"each parameter group needs 'optimizer': 'muon' or 'adamw'; it has: {sorted(group)}"
@@ -195,9 +195,18 @@ def create_muon_adamw_optimizer(
 
     Raises:
         TypeError: if ``model_or_params`` is neither a module nor an iterable of parameters.
-        ValueError: if nothing requires a gradient.
+        ValueError: if nothing requires a gradient, or a number is out of range, used or not.
     """
     checks.choice("auto", "all_2d")("routing", routing)
+    for name, value, check in (
+        ("lr_muon", lr_muon, CHECKS["lr"]),
+        ("lr_adam", lr_adam, CHECKS["lr"]),
+        ("weight_decay", weight_decay, CHECKS["weight_decay"]),
+        ("momentum", momentum, CHECKS["momentum"]),
+        ("ns_steps", ns_steps, CHECKS["ns_steps"]),
+    ):
+        check(name, value)
+    refuse_unordered(model_or_params)
     is_iterable = isinstance(model_or_params, Iterable)
     if isinstance(model_or_params, Tensor | str) or not (
         is_iterable or isinstance(model_or_params, nn.Module)

@@ -25,11 +25,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import libmuon
 from libmuon import checks
-from libmuon.options import GROUP_CHECKS, Group, is_elementwise, named_parameters
+from libmuon.compat.params import given_groups, named_members, require_params
+from libmuon.options import (
+    GROUP_CHECKS,
+    Group,
+    errors_about,
+    is_elementwise,
+    named_parameters,
+)
 from libmuon.roles import vocabulary_name
 
 __all__ = ["QKANMuon", "reshape_optimizer_state"]
@@ -124,8 +131,8 @@ class QKANMuon(libmuon.Muon):
             "weight_decay": weight_decay,
         }
         groups: list[Group] = []
-        for group in _given_groups(params):
-            groups += self._halves(group, stacklevel=3)
+        for index, group in enumerate(given_groups(params, "pass model.named_parameters()")):
+            groups += self._halves(index, group, stacklevel=3)
         super().__init__(
             groups,
             lr=lr,
@@ -148,14 +155,13 @@ class QKANMuon(libmuon.Muon):
         postact, mask; plurals and digits do not matter), and the name is not that of an embedding
         or a head, as `libmuon.group_parameters` tells by name.
         """
-        parts = re.sub("[0-9]", "", name.lower()).split(".")
-        is_of_layer = any(_MARKERS.search(part) for part in parts)
-        return len(shape) == 2 and not is_of_layer and vocabulary_name(name) is None
+        return _reason_against(name, shape) is None
 
     def describe_layout(self) -> list[tuple[str, tuple[int, ...], str]]:
         """(name, shape, "muon" or "adamw") of every parameter, as the next step routes it.
 
-        In group order, each given group's matrices first; `describe` adds learning rates and decay.
+        In group order, each given group's matrices first; `describe` adds why, learning rates and
+        decay.
         """
         return [
             (
@@ -175,7 +181,7 @@ class QKANMuon(libmuon.Muon):
             return
         before = len(self.param_groups)
         try:
-            for group in self._halves(param_group, stacklevel=3):
+            for group in self._halves(before, param_group, stacklevel=3):
                 super().add_param_group(group)
         except Exception:
             del self.param_groups[before:]
@@ -185,27 +191,28 @@ class QKANMuon(libmuon.Muon):
         own = {"_filter": self._filter, "_own_defaults": self._own_defaults}
         return {**super().__getstate__(), **own}
 
-    def _halves(self, group: Mapping[str, Any], stacklevel: int) -> list[Group]:
+    def _halves(self, index: int, group: Mapping[str, Any], stacklevel: int) -> list[Group]:
         """A given group's matrices, and the rest, each complete."""
-        options = self._checked({**self._own_defaults, **group})
-        muon, adamw = self._routed(_named(options.pop("params")), stacklevel + 1)
+        with errors_about(f"parameter group {index}"):
+            members = named_members(require_params(group))
+            options = self._checked({**self._own_defaults, **group})
+        del options["params"]
+        muon, adamw = self._routed(members, stacklevel + 1)
         adamw_options = {key: options.pop(key) for key in _ADAMW_NAMES}
         if adamw_options["adamw_weight_decay"] is None:
             adamw_options["adamw_weight_decay"] = options["weight_decay"]
         scale = "match_rms_adamw" if options.pop("match_adamw_rms") else "original"
         halves: list[Group] = []
         if muon:
-            halves.append({**options, "algorithm": "muon", "adjust_lr_fn": scale, "params": muon})
+            halves.append({**options, "algorithm": "muon", "adjust_lr_fn": scale, **muon})
         if adamw:
             rest = {k: v for k, v in options.items() if k not in (*_MUON_NAMES, "weight_decay")}
             translated = {_ADAMW_NAMES[key]: value for key, value in adamw_options.items()}
-            halves.append({**rest, **translated, "algorithm": "adamw", "params": adamw})
+            halves.append({**rest, **translated, "algorithm": "adamw", **adamw})
         return halves
 
     @staticmethod
     def _checked(options: Group) -> Group:
-        if "params" not in options:
-            raise ValueError(f"a parameter group needs 'params', but has: {sorted(options)}")
         for key in options.keys() & _DECIDED_BY.keys():
             raise ValueError(
                 f"a group of QKANMuon cannot say {key}={options[key]!r}: {_DECIDED_BY[key]!r} "
@@ -217,18 +224,19 @@ class QKANMuon(libmuon.Muon):
                 raise ValueError(
                     f"unknown option {key!r} in a parameter group; did you mean {close[0]!r}?"
                 )
+        for key, value in options.items():
+            if key in GROUP_CHECKS:
+                GROUP_CHECKS[key](key, value)
         checks.number(tensor=True)("adamw_lr", options["adamw_lr"])
         checks.betas("adamw_betas", options["adamw_betas"])
         checks.number(above=0.0)("adamw_eps", options["adamw_eps"])
-        checks.number(tensor=True)("weight_decay", options["weight_decay"])
         checks.optional(checks.number())("adamw_weight_decay", options["adamw_weight_decay"])
         checks.flag("match_adamw_rms", options["match_adamw_rms"])
         checks.number(below=1.0, tensor=True)("momentum", options["momentum"])
         return options
 
-    def _routed(
-        self, named: list[tuple[str, Tensor]], stacklevel: int
-    ) -> tuple[list[Any], list[Any]]:
+    def _routed(self, named: list[tuple[str, Tensor]], stacklevel: int) -> tuple[Group, Group]:
+        """Parameters of the two halves and the reasons of each; an empty half is empty."""
         unnamed = [tuple(p.shape) for name, p in named if not name and p.dim() == 2]
         if unnamed and self._filter is None:
             warnings.warn(
@@ -242,48 +250,31 @@ class QKANMuon(libmuon.Muon):
         has_names = any(name for name, _ in named) or any(
             "param_names" in group for group in self.__dict__.get("param_groups", ())
         )
-        halves: tuple[list[Any], list[Any]] = ([], [])
+        halves: tuple[Group, Group] = ({}, {})
         for index, (name, p) in enumerate(named):
-            is_muon = bool(decide(name, tuple(p.shape)))
+            shape = tuple(p.shape)
+            half = halves[0 if decide(name, shape) else 1]
             entry = (name or f"unnamed.{index}", p) if has_names else p
-            halves[0 if is_muon else 1].append(entry)
+            half.setdefault("params", []).append(entry)
+            half.setdefault("reasons", []).append(self._reason(name, shape))
         return halves
 
-
-def _given_groups(params: Iterable[Any]) -> list[Mapping[str, Any]]:
-    if isinstance(params, nn.Module):
-        raise TypeError(
-            f"params should be model.named_parameters() but is a {type(params).__name__}"
-        )
-    if isinstance(params, Tensor | dict | str) or not isinstance(params, Iterable):
-        raise TypeError(
-            f"params should be an iterable of parameters but is: {type(params).__name__}"
-        )
-    given = list(params)
-    if not given:
-        raise ValueError("optimizer got an empty parameter list")
-    if not any(isinstance(entry, dict) for entry in given):
-        return [{"params": given}]
-    for entry in given:
-        if not isinstance(entry, dict):
-            raise TypeError(f"param_group must be a dict, but got {type(entry)}")
-    return given
+    def _reason(self, name: str, shape: tuple[int, ...]) -> str:
+        if self._filter is not None:
+            return "muon_filter"
+        if type(self).is_muon_param is not QKANMuon.is_muon_param:  # a subclass's rule
+            return "is_muon_param"
+        return _reason_against(name, shape) or ("2D" if name else "2D, without a name")
 
 
-def _named(params: Any) -> list[tuple[str, Tensor]]:
-    """(name, parameter), with an empty name where there is none."""
-    if isinstance(params, set):
-        raise TypeError("parameters need an order that stays the same, but 'params' is a set")
-    named = []
-    for index, entry in enumerate([params] if isinstance(params, Tensor) else params):
-        name, p = entry if isinstance(entry, tuple) and len(entry) == 2 else ("", entry)
-        if not isinstance(name, str) or not isinstance(p, Tensor):
-            raise TypeError(
-                "expected tensors or (name, tensor) pairs in 'params', but entry "
-                f"{index} is: {type(entry).__name__}"
-            )
-        named.append((name, p))
-    return named
+def _reason_against(name: str, shape: Sequence[int]) -> str | None:
+    """Why a parameter is no matrix for Muon; None if it is one."""
+    if len(shape) != 2:
+        return f"{len(shape)}D" if shape else "scalar"
+    for part in re.sub("[0-9]", "", name.lower()).split("."):
+        if marker := _MARKERS.search(part):
+            return f"of a KAN layer (named {marker[2]})"
+    return vocabulary_name(name)
 
 
 def _check_topology(rank: int | None, world_size: int | None, process_group: Any) -> None:

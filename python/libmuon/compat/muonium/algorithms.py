@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from libmuon import algorithms
-from libmuon.options import GROUP_CHECKS, own_options
+from libmuon.options import GROUP_CHECKS, check_names, own_options
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,25 @@ def register_muon_algorithm(cls: _Class) -> _Class:
     Registering the same class again (same module and qualified name) replaces it.
 
     Raises:
-        TypeError: if ``cls`` is no subclass of `MuonAlgorithm`, or an option is no number.
+        TypeError: if ``cls`` is no subclass of `MuonAlgorithm`, ``options`` or ``state_spec`` is no
+            mapping by name, an option is no number, or a state is no `BufferSpec`.
         ValueError: for a name that is taken or not usable, or a reserved option or state key.
     """
     if not (isinstance(cls, type) and issubclass(cls, MuonAlgorithm)):
         raise TypeError(f"expected a subclass of MuonAlgorithm, got {cls!r}")
+    check_names(f"{cls.__qualname__}.options", cls.options)
+    check_names(f"{cls.__qualname__}.state_spec", cls.state_spec)
     for option in cls.options:
         if option in _ARGUMENTS | _OPTIONS | GROUP_CHECKS.keys():
             raise ValueError(f"option {option!r} of {cls.__qualname__} is reserved")
-    for key in cls.state_spec:
+    for key, spec in cls.state_spec.items():
         if key in _RESERVED_STATE:
             raise ValueError(f"state {key!r} of {cls.__qualname__} is reserved")
+        if not isinstance(spec, BufferSpec):
+            raise TypeError(
+                f"{cls.__qualname__}.state_spec should map names to BufferSpec, "
+                f"but holds: {key!r}: {spec!r}"
+            )
     instance = cls()
     body = {
         "__module__": cls.__module__,

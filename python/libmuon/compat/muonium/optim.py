@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ import libmuon
 from libmuon import checks
 from libmuon.compat.muonium.algorithms import registered, registered_algorithms
 from libmuon.compat.muonium.orthogonalize import OrthogonalizationStrategy, schedule
-from libmuon.options import Group, group_checks, is_elementwise
+from libmuon.compat.params import given_groups, named_members, require_params
+from libmuon.options import CHECKS, Group, errors_about, group_checks, is_elementwise
 
 # What muonium calls our options in a group.
 _RENAMED = {
@@ -56,7 +57,8 @@ class Muon(libmuon.Muon):
         compute_dtype: of the orthogonalisation; "auto" chooses by device.
 
     Raises:
-        TypeError: for a single dict as ``params`` and for values of a wrong type.
+        TypeError: for a module, a set or a single tensor or dict as ``params``, and for values of a
+            wrong type.
         ValueError: for values out of range, unknown options and parameters that are no matrices.
         NotImplementedError: never for complex matrices, which muonium refuses: libmuon has them.
     """
@@ -85,21 +87,18 @@ class Muon(libmuon.Muon):
         state_dtype: str | torch.dtype | None = torch.float32,
         compute_dtype: str | torch.dtype = "auto",
     ) -> None:
-        if isinstance(params, dict):
-            raise TypeError(
-                "params should be an iterable of parameters or groups, not a single dict"
-            )
         checks.flag("is_adamw", is_adamw)
+        checks.flag("use_cautious_wd", use_cautious_wd)
         self._adam_defaults: Group = {
             "lr": lr,
-            "weight_decay": wd,
+            "weight_decay": CHECKS["weight_decay"]("wd", wd),
             "amsgrad": checks.flag("amsgrad", amsgrad),
             "betas": checks.betas("adam_betas", adam_betas),
             "eps": _invalid("epsilon", "adam_eps", adam_eps),
             "maximize": maximize,
             "cautious": False,
-            "fused": fused_adam,
-            "foreach": foreach_adam,
+            "fused": CHECKS["fused"]("fused_adam", fused_adam),
+            "foreach": CHECKS["foreach"]("foreach_adam", foreach_adam),
             "state_dtype": None,
         }
         super().__init__(
@@ -125,44 +124,35 @@ class Muon(libmuon.Muon):
         """Adds a group in muonium's names; an error leaves the optimizer as it was."""
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, but got {type(param_group)}")
-        super().add_param_group(self._translated_group(param_group))
+        super().add_param_group(self._translated_group(len(self.param_groups), param_group))
 
     def _translated(self, params: Iterable[Any]) -> list[Group]:
-        given = list(params)
-        if not given or not isinstance(given[0], dict):
-            given = [{"params": given}]
-        groups = [self._translated_group(group) for group in given]
+        given = given_groups(
+            params, "pass its parameters() or named_parameters(), or give it to libmuon.Muon"
+        )
+        groups = [self._translated_group(index, group) for index, group in enumerate(given)]
         groups = [group for group in groups if group["params"]]
         if not groups:
             raise ValueError("optimizer got an empty parameter list")
         return groups
 
-    def _translated_group(self, group: Mapping[str, Any]) -> Group:
+    def _translated_group(self, index: int, group: Mapping[str, Any]) -> Group:
         """The group in libmuon's names; one that is in them already comes back as it is."""
-        if "params" not in group:
-            raise ValueError(f"a parameter group needs 'params', but has: {sorted(group)}")
-        result = dict(group)
-        members = group["params"]
-        result["params"] = [members] if isinstance(members, Tensor) else list(members)
-        algorithm = _checked_algorithm(group.get("algorithm", "muon"))
-        result["algorithm"] = algorithm
-        _refuse_misspelt(group, algorithm)
-        if "orthogonalization_strategy" in result:
-            strategy = result["orthogonalization_strategy"]
-            result["orthogonalization_strategy"] = schedule("orthogonalization_strategy", strategy)
-        for theirs, ours in _RENAMED.items():
-            if theirs in result:
-                value = result.pop(theirs)
-                if result.setdefault(ours, value) != value:
-                    raise ValueError(
-                        f"a group says {theirs}={value!r} and {ours}={result[ours]!r}; give one"
-                    )
-        if is_elementwise(algorithm):
-            return self._adam_group(result)
-        if algorithm in registered:
-            for _, param in _named(result["params"]):
-                registered[algorithm].validate_param(param)
-        return _with_layout(result)
+        with errors_about(f"parameter group {index}"):
+            members = named_members(require_params(group))
+            algorithm = _checked_algorithm(group.get("algorithm", "muon"))
+            _refuse_misspelt(group, algorithm)
+            result = _renamed(group)
+            result["params"] = [(name, param) if name else param for name, param in members]
+            result["algorithm"] = algorithm
+            if is_elementwise(algorithm):
+                return self._adam_group(result)
+            labelled = [(name or f"parameter {i}", p) for i, (name, p) in enumerate(members)]
+            if algorithm in registered:
+                for label, param in labelled:
+                    with errors_about(label):
+                        registered[algorithm].validate_param(param)
+            return _with_layout(result, labelled)
 
     def _adam_group(self, group: Group) -> Group:
         if group["algorithm"] in ("adam", "adamw"):
@@ -199,31 +189,49 @@ def _refuse_misspelt(group: Mapping[str, Any], algorithm: str) -> None:
             )
 
 
-def _named(params: Iterable[Any]) -> Iterator[tuple[str, Tensor]]:
-    for item in params:
-        yield item if isinstance(item, tuple) else ("", item)
+def _renamed(group: Mapping[str, Any]) -> Group:
+    """A copy in which muonium's names are libmuon's, each value checked under the name it had."""
+    result = dict(group)
+    for theirs, ours in _RENAMED.items():
+        if theirs not in result:
+            continue
+        value = result.pop(theirs)
+        check = schedule if theirs == "orthogonalization_strategy" else CHECKS[ours]
+        checked = check(theirs, value)
+        if ours in result and _bare(checked) != _bare(CHECKS[ours](ours, result[ours])):
+            raise ValueError(
+                f"a group says {theirs}={value!r} and {ours}={result[ours]!r}; give one"
+            )
+        result.setdefault(ours, checked)
+    return result
 
 
-def _with_layout(group: Group) -> Group:
+def _bare(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _with_layout(group: Group, labelled: list[tuple[str, Tensor]]) -> Group:
     """muonium's rule where the group does not say what its matrices are: the last two dims."""
     if group.get("flatten") or any(
         group.get(key) is not None for key in ("rows", "cols", "batch_dims")
     ):
         return group
-    params = [param for _, param in _named(group["params"]) if isinstance(param, Tensor)]
-    sizes = [param.dim() for param in params]
-    if min(sizes, default=2) < 2:
-        shape = next(tuple(param.shape) for param in params if param.dim() < 2)
-        raise ValueError(
-            f"algorithm {group['algorithm']!r} needs 2D+ parameters, got shape {shape}; "
-            "put it into a group with algorithm='adamw'"
-        )
-    if group.get("split_sizes") is not None and set(sizes) != {2}:
-        raise ValueError("split_sizes is only supported for 2D parameters")
-    if max(sizes, default=2) > 3:
-        shape = next(tuple(param.shape) for param in params if param.dim() > 3)
-        raise ValueError(
-            f"a parameter of shape {shape} needs a choice: flatten=True (rows = dim 0, columns = "
-            "the rest: convolutions) or rows=-2, cols=-1 (all other dims are a batch)"
-        )
-    return group if 3 not in sizes else {**group, "rows": -2, "cols": -1}
+    is_split = group.get("split_sizes") is not None
+    for label, param in labelled:
+        shape = tuple(param.shape)
+        if len(shape) < 2:
+            raise ValueError(
+                f"algorithm {group['algorithm']!r} needs 2D+ parameters, got shape {shape} "
+                f"({label}); put it into a group with algorithm='adamw'"
+            )
+        if is_split and len(shape) != 2:
+            raise ValueError(
+                f"split_sizes is only supported for 2D parameters, got shape {shape} ({label})"
+            )
+        if len(shape) > 3:
+            raise ValueError(
+                f"{label} of shape {shape} needs a choice: flatten=True (rows = dim 0, columns = "
+                "the rest: convolutions) or rows=-2, cols=-1 (all other dims are a batch)"
+            )
+    has_batches = any(param.dim() == 3 for _, param in labelled)
+    return {**group, "rows": -2, "cols": -1} if has_batches else group
