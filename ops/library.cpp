@@ -18,6 +18,7 @@
 
 #include "algorithm/stages.h"
 #include "functional.h"
+#include "state/convert.h"
 
 TORCH_LIBRARY(muon, m) {
   m.def("version() -> str");
@@ -40,9 +41,13 @@ TORCH_LIBRARY(muon, m) {
   m.def("free_plan(int plan) -> ()");
   m.def("explain_plan(int plan) -> str");
   // Each text of state_layout is "name kind sizes": kind is "param" (the parameter's strides, dtype by
-  // `state_dtype`) or "float32"; sizes by commas, "-" for a 0-d tensor. matrix_shapes is (batch, rows, cols)
+  // `state_dtype`), "statistic", "step" or a dtype; sizes by commas, "-" for a 0-d tensor. matrix_shapes is (batch, rows, cols)
   // a block, schedule_coefficients (a, b, c) a step.
-  m.def("state_layout(str spec, int[] sizes, str name) -> str[]");
+  m.def("state_layout(str spec, int[] sizes, ScalarType dtype, str name) -> str[]");
+  // Whole parameters of `sizes` between float32 values and what the spec's state_format stores.
+  m.def("encode_state(Tensor values, str spec, str name) -> (Tensor codes, Tensor scales)");
+  m.def(
+      "decode_state(Tensor codes, Tensor scales, str spec, int[] sizes, bool is_complex, str name) -> Tensor");
   m.def("matrix_shapes(str spec, int[] sizes, str name) -> int[]");
   m.def("shape_factors(str spec, int[] sizes, str name) -> float[]");
   m.def("schedule_names() -> str[]");
@@ -149,14 +154,40 @@ std::int64_t create_plan_op(
   return create_plan(params, groups, parse_all(specs), names);
 }
 
+std::string kind_text(const StateTensor& state) {
+  switch (state.kind) {
+    case StateTensor::Kind::LikeParam:
+      return "param";
+    case StateTensor::Kind::Statistic:
+      return "statistic";
+    case StateTensor::Kind::Step:
+      return "step";
+    case StateTensor::Kind::Fixed:
+      break;
+  }
+  return std::string(c10::getDtypeNames(state.dtype).first);
+}
+
 std::vector<std::string> state_layout_op(
-    std::string_view spec, at::IntArrayRef sizes, std::string_view name) {
+    std::string_view spec, at::IntArrayRef sizes, at::ScalarType dtype, std::string_view name) {
   std::vector<std::string> texts;
-  for (const StateTensor& state : state_layout(parse_group_spec(spec), sizes, name)) {
+  for (const StateTensor& state : state_layout(parse_group_spec(spec), sizes, dtype, name)) {
     const std::string dims = state.sizes.empty() ? "-" : c10::Join(",", state.sizes);
-    texts.push_back(c10::str(state.name, state.like_param ? " param " : " float32 ", dims));
+    texts.push_back(c10::str(state.name, ' ', kind_text(state), ' ', dims));
   }
   return texts;
+}
+
+std::tuple<at::Tensor, at::Tensor> encode_state_op(
+    const at::Tensor& values, std::string_view spec, std::string_view name) {
+  auto [codes, scales] = detail::encode_values(values, parse_group_spec(spec), name);
+  return {std::move(codes), std::move(scales)};
+}
+
+at::Tensor decode_state_op(
+    const at::Tensor& codes, const at::Tensor& scales, std::string_view spec, at::IntArrayRef sizes,
+    bool is_complex, std::string_view name) {
+  return detail::decode_values(codes, scales, sizes, is_complex, parse_group_spec(spec), name);
 }
 
 std::vector<std::int64_t> matrix_shapes_op(
@@ -291,6 +322,8 @@ TORCH_LIBRARY_IMPL(muon, CompositeExplicitAutograd, m) {
   m.impl("free_plan", &free_plan);
   m.impl("explain_plan", &explain_plan);
   m.impl("state_layout", &state_layout_op);
+  m.impl("encode_state", &encode_state_op);
+  m.impl("decode_state", &decode_state_op);
   m.impl("matrix_shapes", &matrix_shapes_op);
   m.impl("shape_factors", &shape_factors_op);
   m.impl("schedule_names", &schedule_names);

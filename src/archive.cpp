@@ -67,18 +67,7 @@ std::unique_ptr<MuonParamState> convert(
     const MuonParamState& saved, const at::Tensor& param, const MuonOptions& options,
     const std::string& name) {
   auto state = std::make_unique<MuonParamState>(param);
-  for (const StateTensor& slot : detail::state_slots(options, param, name)) {
-    const at::Tensor source = saved.get(slot.name);
-    TORCH_CHECK_VALUE(source.defined(), "muon: the archive has no ", slot.name, " for ", name);
-    TORCH_CHECK_VALUE(
-        source.sizes() == slot.sizes, "muon: expected ", slot.name, " of shape ",
-        at::IntArrayRef(slot.sizes), " for ", name, ", got ", source.sizes(), " in the archive");
-    const at::Tensor target = detail::create_state(slot, param, options);
-    TORCH_CHECK_VALUE(
-        source.is_complex() == target.is_complex(), "muon: expected ", slot.name, " of dtype ",
-        target.scalar_type(), " for ", name, ", got ", source.scalar_type(), " in the archive");
-    state->tensors()[slot.name] = target.copy_(source);
-  }
+  state->tensors() = detail::adapt_state(saved.tensors(), param, options, name);
   return state;
 }
 

@@ -46,11 +46,17 @@ void check_params(
     TORCH_CHECK_VALUE(
         seen.insert(param.unsafeGetTensorImpl()).second,
         "some parameters appear in more than one parameter group, or twice in one (", name, ")");
-    if (param.scalar_type() == at::kBFloat16) {
+    const bool is_widened = options.stochastic_rounding() || options.split_master();
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        param.scalar_type() != at::kHalf || !is_widened,
+        "stochastic_rounding and split_master are for bfloat16 parameters, got ",
+        param.scalar_type(), " (", name, "); keep float32 parameters and train under autocast");
+    if (param.scalar_type() == at::kBFloat16 && !is_widened) {
       TORCH_WARN_ONCE(
           "bfloat16 parameters are rounded to 8 significant bits after every step: updates below "
-          "1/256 of a weight do not move it. Keep float32 parameters and train under autocast where "
-          "that matters.");
+          "1/256 of a weight do not move it. Where that matters, split_master keeps 16 more bits, "
+          "stochastic_rounding rounds without a bias, or keep float32 parameters and train under "
+          "autocast.");
     }
   }
 }

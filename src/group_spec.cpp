@@ -36,6 +36,11 @@ const Names<std::optional<c10::ScalarType>> kComputeDtype = {
     {"float32", c10::ScalarType::Float},
     {"bfloat16", c10::ScalarType::BFloat16},
     {"float16", c10::ScalarType::Half}};
+const Names<StateFormat> kStateFormat = {
+    {"plain", StateFormat::Plain},
+    {"int8", StateFormat::Int8},
+    {"int4", StateFormat::Int4},
+    {"fp8", StateFormat::Fp8}};
 const Names<bool> kFlag = {{"0", false}, {"1", true}};
 
 template <typename Value>
@@ -148,6 +153,12 @@ void set_option(GroupSpec& spec, std::string_view key, std::string_view value) {
     spec.amsgrad = from_name(kFlag, key, value);
   } else if (key == "decoupled") {
     spec.decoupled = from_name(kFlag, key, value);
+  } else if (key == "state_format") {
+    spec.state_format = from_name(kStateFormat, key, value);
+  } else if (key == "stochastic_rounding") {
+    spec.stochastic_rounding = from_name(kFlag, key, value);
+  } else if (key == "split_master") {
+    spec.split_master = from_name(kFlag, key, value);
   } else {
     set_layout(spec.layout, key, value);
   }
@@ -240,7 +251,10 @@ std::string to_string(const GroupSpec& spec) {
   out << ";adjust_lr=" << to_name(kAdjustLr, spec.adjust_lr);
   write_orthogonalize(out, spec.orthogonalize);
   out << ";batch_size=" << spec.batch_size << ";nonfinite=" << to_name(kNonFinite, spec.nonfinite)
-      << ";amsgrad=" << spec.amsgrad << ";decoupled=" << spec.decoupled;
+      << ";amsgrad=" << spec.amsgrad << ";decoupled=" << spec.decoupled
+      << ";state_format=" << to_name(kStateFormat, spec.state_format)
+      << ";stochastic_rounding=" << spec.stochastic_rounding
+      << ";split_master=" << spec.split_master;
   return out.str();
 }
 

@@ -50,7 +50,7 @@ at::Tensor given_for(const at::Tensor& stored, const Region* region) {
 } // namespace
 
 Loan::Loan(const std::string& op, const std::vector<Borrowed>& pieces)
-    : op_(op), pieces_(pieces), is_own_(op.starts_with("muon::")) {}
+    : op_(op), pieces_(pieces), is_own_(is_own_stage(op)) {}
 
 std::vector<at::Tensor> Loan::read(const std::vector<at::Tensor>& tensors) {
   return lend(tensors, false);
@@ -82,11 +82,9 @@ std::vector<at::Tensor> Loan::lend(const std::vector<at::Tensor>& tensors, bool 
 }
 
 void Loan::check(const Lent& lent) const {
-  // A whole parameter or its state may get other memory; a view of it may not.
-  const bool is_whole = pieces_[lent.piece].region == nullptr;
   TORCH_CHECK(
       lent.given.sizes() == at::IntArrayRef(lent.sizes) && lent.given.scalar_type() == lent.dtype &&
-          (is_whole ||
+          (pieces_[lent.piece].may_move ||
            (lent.given.strides() == at::IntArrayRef(lent.strides) &&
             lent.given.const_data_ptr() == lent.data)),
       "muon: expected ", op_, " to leave its tensors where they are, but one of ", lent.dtype, " ",

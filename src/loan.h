@@ -10,11 +10,17 @@
 
 namespace muon::detail {
 
+/// Whether a stage is one of libmuon's.
+inline bool is_own_stage(const std::string& op) {
+  return op.starts_with("muon::");
+}
+
 /// Whose tensors a stage gets: the parameter's name, and where its matrices
-/// are (null: the whole parameter, as it is).
+/// are (null: the whole parameter, in its own dims).
 struct Borrowed {
   const std::string* name;
   const Region* region;
+  bool may_move = false; // the caller's own tensors may get other memory, views may not
 };
 
 /// The tensors that one call of a stage gets. libmuon's own stages take views in

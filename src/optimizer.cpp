@@ -266,7 +266,8 @@ void Muon::rebuild(const Live& live) {
     names.push_back(detail::param_label(options(group), group, live.indices[i]));
     fresh->params.push_back(
         {param.unsafeGetTensorImpl(), param.sizes().vec(), param.scalar_type(), param.device(),
-         live.groups[i], names.back(), state_layout(specs[group], param.sizes(), names.back())});
+         live.groups[i], names.back(),
+         state_layout(specs[group], param.sizes(), param.scalar_type(), names.back())});
   }
   fresh->plan = create_plan(live.params, live.groups, specs, names);
   const auto groups = static_cast<std::int64_t>(specs.size());
@@ -281,7 +282,8 @@ void Muon::rebuild(const Live& live) {
 
   drop_foreign_state();
   for (std::size_t i = 0; i < live.params.size(); ++i) {
-    detail::fit_state(param_state(live.params[i]), cache_->params[i].slots, live.params[i]);
+    const auto group = static_cast<std::size_t>(live.groups[i]);
+    detail::fit_state(param_state(live.params[i]), live.params[i], options(group), names[i]);
   }
 }
 

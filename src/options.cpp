@@ -133,8 +133,22 @@ void check_dtype(
   const bool supported = !dtype || *dtype == c10::kDouble || *dtype == c10::kFloat ||
       *dtype == c10::kHalf || *dtype == c10::kBFloat16;
   TORCH_CHECK_VALUE(
-      supported, "muon: expected ", option, " to be float64, float32, bfloat16 or float16, got ",
-      *dtype, " (", who, ")");
+      supported, "muon: expected ", option, " to be float64, float32, bfloat16 or float16",
+      option == "state_dtype" ? ", Char (int8), Int4 or Float8_e4m3fn" : "", ", got ", *dtype, " (",
+      who, ")");
+}
+
+StateFormat format_of(std::optional<c10::ScalarType> state_dtype) {
+  switch (state_dtype.value_or(c10::kFloat)) {
+    case c10::ScalarType::Char:
+      return StateFormat::Int8;
+    case c10::ScalarType::Int4:
+      return StateFormat::Int4;
+    case c10::ScalarType::Float8_e4m3fn:
+      return StateFormat::Fp8;
+    default:
+      return StateFormat::Plain;
+  }
 }
 
 } // namespace
@@ -271,7 +285,12 @@ void MuonOptions::check(std::string_view who) const {
   check_enum(
       normalization().value_or(schedule().normalization), Normalization::Add, "Normalization", who);
   check_dtype(compute_dtype(), "compute_dtype", who);
-  check_dtype(state_dtype(), "state_dtype", who);
+  if (format_of(state_dtype()) == StateFormat::Plain) {
+    check_dtype(state_dtype(), "state_dtype", who);
+  }
+  TORCH_CHECK_VALUE(
+      !stochastic_rounding() || !split_master(),
+      "muon: expected stochastic_rounding or split_master, got both (", who, ")");
   check_iteration(who);
   check_algorithm(who);
 }
@@ -339,6 +358,9 @@ GroupSpec MuonOptions::spec() const {
   spec.nonfinite = nonfinite();
   spec.amsgrad = amsgrad();
   spec.decoupled = spec.algorithm != "adam";
+  spec.state_format = format_of(state_dtype());
+  spec.stochastic_rounding = stochastic_rounding();
+  spec.split_master = split_master();
   return spec;
 }
 

@@ -1,10 +1,15 @@
 #include "param_state.h"
 
+#include <tuple>
+#include <utility>
+
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/StringUtil.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
+
+#include "state/convert.h"
 
 namespace muon {
 
@@ -48,7 +53,7 @@ c10::ScalarType gradient_dtype(const Param& param) {
 
 // A step count lives on the CPU, everything else with the parameter.
 c10::Device slot_device(const StateTensor& slot, const at::Tensor& param) {
-  return !slot.like_param && slot.sizes.empty() ? c10::Device(c10::kCPU) : param.device();
+  return slot.kind == StateTensor::Kind::Step ? c10::Device(c10::kCPU) : param.device();
 }
 
 } // namespace
@@ -66,34 +71,145 @@ std::string group_label(const MuonOptions& options, std::size_t group) {
 
 std::vector<StateTensor> state_slots(
     const MuonOptions& options, const at::Tensor& param, std::string_view name) {
-  return state_layout(options.spec(), param.sizes(), name);
+  return state_layout(options.spec(), param.sizes(), param.scalar_type(), name);
 }
 
 at::Tensor create_state(
     const StateTensor& slot, const at::Tensor& param, const MuonOptions& options) {
-  if (slot.like_param) {
-    const auto asked = options.state_dtype();
-    const c10::ScalarType dtype = !asked ? gradient_dtype(param)
-        : param.is_complex()             ? c10::toComplexType(*asked)
-                                         : *asked;
-    return at::zeros_like(param, dtype);
+  const auto zeros = [&](c10::ScalarType dtype) {
+    return at::zeros(slot.sizes, at::TensorOptions(slot_device(slot, param)).dtype(dtype));
+  };
+  switch (slot.kind) {
+    case StateTensor::Kind::LikeParam: {
+      const auto asked = options.state_dtype();
+      return at::zeros_like(
+          param,
+          !asked                   ? gradient_dtype(param)
+              : param.is_complex() ? c10::toComplexType(*asked)
+                                   : *asked);
+    }
+    case StateTensor::Kind::Statistic: // no narrower than its parameter
+      return zeros(c10::promoteTypes(c10::kFloat, c10::toRealValueType(param.scalar_type())));
+    case StateTensor::Kind::Step:
+      return zeros(c10::kFloat);
+    case StateTensor::Kind::Fixed:
+      break;
   }
-  // Statistics are no narrower than their parameter; counts are float32 everywhere.
-  const c10::ScalarType dtype = slot.sizes.empty()
-      ? c10::kFloat
-      : c10::promoteTypes(c10::kFloat, c10::toRealValueType(param.scalar_type()));
-  return at::zeros(slot.sizes, at::TensorOptions(slot_device(slot, param)).dtype(dtype));
+  return zeros(slot.dtype);
+}
+
+namespace {
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+at::Tensor find(const Tensors& tensors, const std::string& key) {
+  const auto found = tensors.find(key);
+  return found == tensors.end() ? at::Tensor() : found->second;
+}
+
+// A momentum or moment as plain values, whichever format it was kept in.
+at::Tensor plain_values(
+    const Tensors& saved, const std::string& key, const at::Tensor& param, const GroupSpec& spec,
+    std::string_view name) {
+  const at::Tensor tensor = find(saved, key);
+  TORCH_CHECK_VALUE(tensor.defined(), "muon: the saved state has no ", key, " for ", name);
+  const at::Tensor scales = find(saved, scale_key(key));
+  const at::Tensor values = scales.defined()
+      ? decode_values(tensor, scales, param.sizes(), param.is_complex(), spec, name)
+      : tensor;
+  TORCH_CHECK_VALUE(
+      values.sizes() == param.sizes() && values.is_complex() == param.is_complex() &&
+          (values.is_floating_point() || values.is_complex()),
+      "muon: expected ", key, " of shape ", param.sizes(), " for ", name, ", got ",
+      values.scalar_type(), " ", values.sizes(), " in the saved state");
+  return values;
+}
+
+// Codes of the same format are taken over bit by bit.
+void adapt_codes(
+    Tensors& result, const Tensors& saved, const StateTensor& slot, const StateTensor& scale_slot,
+    const at::Tensor& param, const MuonOptions& options, std::string_view name) {
+  const auto fits = [](const at::Tensor& tensor, const StateTensor& expected) {
+    return tensor.defined() && tensor.scalar_type() == expected.dtype &&
+        tensor.sizes() == at::IntArrayRef(expected.sizes);
+  };
+  at::Tensor codes = find(saved, slot.name);
+  at::Tensor scales = find(saved, scale_slot.name);
+  if (!fits(codes, slot) || !fits(scales, scale_slot)) {
+    const GroupSpec spec = options.spec();
+    const at::Tensor values = plain_values(saved, slot.name, param, spec, name);
+    std::tie(codes, scales) = encode_values(values, spec, name);
+  }
+  result[slot.name] = create_state(slot, param, options).copy_(codes);
+  result[scale_slot.name] = create_state(scale_slot, param, options).copy_(scales);
+}
+
+at::Tensor adapted(
+    const Tensors& saved, const StateTensor& slot, const at::Tensor& param,
+    const MuonOptions& options, std::string_view name) {
+  const at::Tensor target = create_state(slot, param, options);
+  if (slot.kind == StateTensor::Kind::LikeParam) {
+    return target.copy_(plain_values(saved, slot.name, param, options.spec(), name));
+  }
+  const at::Tensor source = find(saved, slot.name);
+  if (!source.defined() && slot.is_optional) {
+    return target;
+  }
+  TORCH_CHECK_VALUE(source.defined(), "muon: the saved state has no ", slot.name, " for ", name);
+  TORCH_CHECK_VALUE(
+      source.sizes() == target.sizes() && source.is_complex() == target.is_complex() &&
+          (slot.kind != StateTensor::Kind::Fixed || source.scalar_type() == slot.dtype),
+      "muon: expected ", slot.name, " as ", target.scalar_type(), " ", target.sizes(), " for ",
+      name, ", got ", source.scalar_type(), " ", source.sizes(), " in the saved state");
+  return target.copy_(source);
+}
+
+bool is_codes(const std::vector<StateTensor>& slots, std::size_t i) {
+  return i + 1 < slots.size() && slots[i + 1].name == scale_key(slots[i].name);
+}
+
+} // namespace
+
+Tensors adapt_state(
+    const Tensors& saved, const at::Tensor& param, const MuonOptions& options,
+    std::string_view name) {
+  const std::vector<StateTensor> slots = state_slots(options, param, name);
+  Tensors result;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (is_codes(slots, i)) {
+      adapt_codes(result, saved, slots[i], slots[i + 1], param, options, name);
+      ++i;
+    } else {
+      result[slots[i].name] = adapted(saved, slots[i], param, options, name);
+    }
+  }
+  return result;
 }
 
 void fit_state(
-    MuonParamState& state, const std::vector<StateTensor>& slots, const at::Tensor& param) {
-  std::map<std::string, at::Tensor> kept;
-  for (const StateTensor& slot : slots) {
-    const at::Tensor tensor = state.get(slot.name);
-    if (tensor.defined() && tensor.sizes() == slot.sizes) {
-      kept[slot.name] = slot_device(slot, param) == tensor.device()
-          ? tensor
-          : tensor.to(slot_device(slot, param));
+    MuonParamState& state, const at::Tensor& param, const MuonOptions& options,
+    std::string_view name) {
+  const std::vector<StateTensor> slots = state_slots(options, param, name);
+  const Tensors& saved = state.tensors();
+  Tensors kept;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const StateTensor& slot = slots[i];
+    const at::Tensor tensor = find(saved, slot.name);
+    const bool was_codes = find(saved, scale_key(slot.name)).defined();
+    if (!tensor.defined() ||
+        (slot.kind != StateTensor::Kind::LikeParam && !is_codes(slots, i) &&
+         tensor.sizes() != at::IntArrayRef(slot.sizes))) {
+      continue;
+    }
+    if (is_codes(slots, i)) {
+      if (was_codes || tensor.sizes() == param.sizes()) {
+        adapt_codes(kept, saved, slot, slots[i + 1], param, options, name);
+      }
+      ++i;
+    } else if (was_codes) {
+      kept[slot.name] = adapted(saved, slot, param, options, name);
+    } else if (tensor.sizes() == at::IntArrayRef(slot.sizes)) {
+      kept[slot.name] = tensor.to(slot_device(slot, param));
     }
   }
   state.tensors() = std::move(kept);

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -24,10 +26,18 @@ std::vector<StateTensor> state_slots(
 at::Tensor create_state(
     const StateTensor& slot, const at::Tensor& param, const MuonOptions& options);
 
-/// Drops what the slots do not name or what has another shape, and moves the
-/// rest to where the parameter lives now.
+/// The state that `options` would have created, filled from `saved`, which another
+/// run may have kept in another dtype, format or place. ValueError naming the
+/// parameter where something is missing or does not fit.
+std::map<std::string, at::Tensor> adapt_state(
+    const std::map<std::string, at::Tensor>& saved, const at::Tensor& param,
+    const MuonOptions& options, std::string_view name);
+
+/// The same for the state of this run after its groups have changed: what fits
+/// is kept as it is, what has another shape or no slot is dropped.
 void fit_state(
-    MuonParamState& state, const std::vector<StateTensor>& slots, const at::Tensor& param);
+    MuonParamState& state, const at::Tensor& param, const MuonOptions& options,
+    std::string_view name);
 
 /// Whether a parameter takes part in steps: frozen ones have no state.
 bool takes_part(const at::Tensor& param);

@@ -6,48 +6,22 @@
 #include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/isfinite.h>
 
-#include "algorithm/hyper.h"
+#include "call_stage.h"
 #include "loan.h"
 #include "state/codec.h"
+#include "step_elementwise.h"
 #include "step_views.h"
 
 namespace muon {
 namespace detail {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-
-// A stage is called through the dispatcher, wherever it is written.
-template <typename Signature, typename... Args>
-void call_stage(const std::string& op, Args&&... args) {
-  c10::Dispatcher::singleton()
-      .findSchemaOrThrow(op.c_str(), "")
-      .typed<Signature>()
-      .call(std::forward<Args>(args)...);
-}
-
-using Accumulate = void(
-    at::TensorList, at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef,
-    const OptionalTensor&);
-using Orthogonalize = void(at::Tensor, const at::Tensor&, at::IntArrayRef, std::string_view);
-using Refine = void(at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef);
-using Apply =
-    void(at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef, at::ArrayRef<double>);
-using MatrixUpdate = void(
-    at::TensorList, at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef,
-    at::ArrayRef<double>, const OptionalTensor&, std::string_view);
-using Elementwise = void(
-    at::TensorList, at::TensorList, at::TensorList, const at::Tensor&, at::IntArrayRef,
-    const OptionalTensor&, std::string_view);
-
 void check_grad(const Step& step, std::int64_t i) {
   const at::Tensor& grad = step.grad(i);
   const at::Tensor& param = step.param(i);
-  const std::string& name = step.plan.names[static_cast<std::size_t>(i)];
+  const std::string& name = step.name(i);
   TORCH_CHECK(
       grad.layout() == c10::kStrided, "Muon does not support sparse gradients, got layout ",
       grad.layout(), " (", name, "); convert it with to_dense()");
@@ -60,18 +34,31 @@ void check_grad(const Step& step, std::int64_t i) {
       " (", name, ")");
 }
 
+bool fits(const StateTensor& expected, const at::Tensor& state, const at::Tensor& param) {
+  if (!state.defined() || state.sizes() != at::IntArrayRef(expected.sizes)) {
+    return false;
+  }
+  switch (expected.kind) {
+    case StateTensor::Kind::Fixed:
+      return state.scalar_type() == expected.dtype;
+    case StateTensor::Kind::LikeParam:
+      return has_codec(c10::toRealValueType(state.scalar_type())) &&
+          state.is_complex() == param.is_complex();
+    case StateTensor::Kind::Statistic:
+    case StateTensor::Kind::Step:
+      break;
+  }
+  return has_codec(state.scalar_type());
+}
+
 void check_state(const Step& step, std::int64_t i) {
-  const std::string& name = step.plan.names[static_cast<std::size_t>(i)];
   const std::vector<StateTensor>& layout = step.plan.state[static_cast<std::size_t>(i)];
-  for (std::size_t slot = 0; slot < layout.size(); ++slot) {
-    const at::Tensor& state = step.state_of(i, static_cast<std::int64_t>(slot));
+  for (std::size_t position = 0; position < layout.size(); ++position) {
+    const at::Tensor& state = step.state_of(i, position);
     TORCH_CHECK_VALUE(
-        state.defined() && state.sizes() == at::IntArrayRef(layout[slot].sizes) &&
-            has_codec(c10::toRealValueType(state.scalar_type())) &&
-            (!layout[slot].like_param || state.is_complex() == step.param(i).is_complex()),
-        "muon: expected state \"", layout[slot].name, "\" of shape ",
-        at::IntArrayRef(layout[slot].sizes), ", got ", state.scalar_type(), " ", state.sizes(),
-        " (", name, ")");
+        fits(layout[position], state, step.param(i)), "muon: expected state \"",
+        layout[position].name, "\" of shape ", at::IntArrayRef(layout[position].sizes), ", got ",
+        state.scalar_type(), " ", state.sizes(), " (", step.name(i), ")");
   }
 }
 
@@ -100,17 +87,12 @@ void check(const Step& step) {
     TORCH_CHECK_VALUE(
         step.param(i).sizes() == at::IntArrayRef(plan.sizes[static_cast<std::size_t>(i)]),
         "muon: expected a parameter of shape ", plan.sizes[static_cast<std::size_t>(i)],
-        " as planned, got ", step.param(i).sizes(), " (", plan.names[static_cast<std::size_t>(i)],
-        ")");
+        " as planned, got ", step.param(i).sizes(), " (", step.name(i), ")");
     if (step.grad(i).defined()) {
       check_grad(step, i);
       check_state(step, i);
     }
   }
-}
-
-bool is_finite(const at::Tensor& tensor) {
-  return at::isfinite(tensor).all().item<bool>();
 }
 
 // Splits a piece at the matrices whose gradients are not finite.
@@ -143,86 +125,98 @@ std::vector<ActivePiece> active_pieces(const Step& step, const plan::Chunk& chun
   return active;
 }
 
+// One chunk on its way through the stages.
+struct ChunkRun {
+  const Step& step;
+  const Algorithm& algorithm;
+  const std::vector<ActivePiece>& active;
+  const std::string& spec;
+  ChunkViews views;
+  std::vector<Borrowed> pieces; // for stages of somebody else's
+};
+
 std::vector<Borrowed> borrowers(const Step& step, const std::vector<ActivePiece>& active) {
   std::vector<Borrowed> pieces;
   for (const ActivePiece& piece : active) {
-    pieces.push_back(
-        {&step.plan.names[static_cast<std::size_t>(piece.item->param)], &piece.item->region});
+    pieces.push_back({&step.name(piece.item->param), &piece.item->region});
   }
   return pieces;
 }
 
-void accumulate(
-    const Step& step, const Algorithm& algorithm, const std::vector<Borrowed>& pieces,
-    const ChunkViews& views, const Workspace& matrices) {
-  Loan loan(algorithm.accumulate, pieces);
+// libmuon's own stage reads and writes the stored momentum, codes included.
+void accumulate(const ChunkRun& run, const Workspace& matrices) {
+  Loan loan(run.algorithm.accumulate, run.pieces);
+  const std::vector<StateView> momenta = run.views.slots(0, 1);
+  if (loan.is_own()) {
+    call_stage<Accumulate>(
+        run.algorithm.accumulate, in_block_order(run.step, run.active, run.views.grads),
+        stored_state(momenta), in_block_order(run.step, run.active, matrices.real), run.step.hyper,
+        run.views.groups, run.step.grad_scale);
+    return;
+  }
+  const PlainState plain(run.step, run.active, momenta);
   call_stage<Accumulate>(
-      algorithm.accumulate, loan.read(views.grads),
-      loan.write(select_slots(views, algorithm.state.size(), 0, 1)),
-      loan.write(loan.is_own() ? matrices.real : matrices.pieces), step.hyper, views.groups,
-      step.grad_scale);
+      run.algorithm.accumulate, loan.read(run.views.grads), loan.write(plain.tensors()),
+      loan.write(matrices.pieces), run.step.hyper, run.views.groups, run.step.grad_scale);
   loan.take_back();
+  plain.store();
 }
 
-void orthogonalize(
-    const Step& step, const Algorithm& algorithm, const std::vector<Borrowed>& pieces,
-    const Workspace& matrices, const std::string& spec) {
-  Loan loan(algorithm.orthogonalize, pieces);
+void orthogonalize(const ChunkRun& run, const Workspace& matrices) {
+  Loan loan(run.algorithm.orthogonalize, run.pieces);
   call_stage<Orthogonalize>(
-      algorithm.orthogonalize, loan.write({matrices.all}).front(), step.hyper, matrices.groups,
-      spec);
+      run.algorithm.orthogonalize, loan.write({matrices.all}).front(), run.step.hyper,
+      matrices.groups, run.spec);
   loan.take_back();
 }
 
-void refine(
-    const Step& step, const Algorithm& algorithm, const std::vector<Borrowed>& pieces,
-    const ChunkViews& views, const Workspace& matrices) {
-  if (algorithm.refine.empty()) {
+void refine(const ChunkRun& run, const Workspace& matrices) {
+  if (run.algorithm.refine.empty()) {
     return;
   }
-  Loan loan(algorithm.refine, pieces);
-  const std::size_t slots = algorithm.state.size();
+  Loan loan(run.algorithm.refine, run.pieces);
+  const PlainState plain(run.step, run.active, run.views.slots(1, run.algorithm.state.size()));
   call_stage<Refine>(
-      algorithm.refine, loan.write(matrices.pieces),
-      loan.write(select_slots(views, slots, 1, slots)), step.hyper, views.groups);
+      run.algorithm.refine, loan.write(matrices.pieces), loan.write(plain.tensors()),
+      run.step.hyper, run.views.groups);
   loan.take_back();
+  plain.store();
 }
 
-void apply(
-    const Step& step, const Algorithm& algorithm, const std::vector<Borrowed>& pieces,
-    const ChunkViews& views, const Workspace& matrices) {
-  Loan loan(algorithm.apply, pieces);
+void apply(const ChunkRun& run, const Workspace& matrices) {
+  Loan loan(run.algorithm.apply, run.pieces);
+  const WideParams params(run.step, run.active, run.views);
   call_stage<Apply>(
-      algorithm.apply, loan.write(views.params),
-      loan.read(loan.is_own() ? matrices.real : matrices.pieces), step.hyper, views.groups,
-      views.factors);
+      run.algorithm.apply, loan.write(params.tensors()),
+      loan.read(loan.is_own() ? matrices.real : matrices.pieces), run.step.hyper, run.views.groups,
+      run.views.factors);
   loan.take_back();
+  params.store();
 }
 
-void update_matrices(
-    const Step& step, const Algorithm& algorithm, const std::vector<Borrowed>& pieces,
-    const ChunkViews& views, const std::string& spec) {
-  Loan loan(algorithm.matrix_update, pieces);
+void update_matrices(const ChunkRun& run) {
+  Loan loan(run.algorithm.matrix_update, run.pieces);
+  const PlainState plain(run.step, run.active, run.views.state);
+  const WideParams params(run.step, run.active, run.views);
   call_stage<MatrixUpdate>(
-      algorithm.matrix_update, loan.write(views.params), loan.read(views.grads),
-      loan.write(views.state), step.hyper, views.groups, views.factors, step.grad_scale, spec);
+      run.algorithm.matrix_update, loan.write(params.tensors()), loan.read(run.views.grads),
+      loan.write(plain.tensors()), run.step.hyper, run.views.groups, run.views.factors,
+      run.step.grad_scale, run.spec);
   loan.take_back();
+  plain.store();
+  params.store();
 }
 
-void run_stages(
-    const Step& step, const Algorithm& algorithm, const std::vector<ActivePiece>& active,
-    const std::string& spec) {
-  const ChunkViews views = make_views(step, active);
-  const std::vector<Borrowed> pieces = borrowers(step, active);
-  if (!algorithm.matrix_update.empty()) {
-    update_matrices(step, algorithm, pieces, views, spec);
+void run_stages(const ChunkRun& run) {
+  if (!run.algorithm.matrix_update.empty()) {
+    update_matrices(run);
     return;
   }
-  const Workspace matrices = make_workspace(step, active, views);
-  accumulate(step, algorithm, pieces, views, matrices);
-  orthogonalize(step, algorithm, pieces, matrices, spec);
-  refine(step, algorithm, pieces, views, matrices);
-  apply(step, algorithm, pieces, views, matrices);
+  const Workspace matrices = make_workspace(run.step, run.active, run.views);
+  accumulate(run, matrices);
+  orthogonalize(run, matrices);
+  refine(run, matrices);
+  apply(run, matrices);
 }
 
 void run_chunk(const Step& step, const plan::Chunk& chunk) {
@@ -231,62 +225,27 @@ void run_chunk(const Step& step, const plan::Chunk& chunk) {
     return;
   }
   const std::int64_t param = active.front().item->param;
-  const auto group = static_cast<std::size_t>(step.plan.groups[static_cast<std::size_t>(param)]);
   const Algorithm& algorithm = step.plan.algorithm_of(param);
   try {
-    run_stages(step, algorithm, active, step.plan.spec_texts[group]);
+    run_stages(
+        {step, algorithm, active, step.plan.spec_text_of(param), make_views(step, active),
+         borrowers(step, active)});
   } catch (c10::Error& error) {
     error.add_context(
         c10::str(
-            "in a step of algorithm \"", algorithm.name, "\" on ",
-            step.plan.names[static_cast<std::size_t>(param)],
+            "in a step of algorithm \"", algorithm.name, "\" on ", step.name(param),
             active.size() > 1 ? " and others" : ""));
     throw;
   }
 }
 
-// A matrix algorithm's parameter may be in several chunks: its steps are
-// counted here, once.
+// A matrix algorithm's parameter may be in several chunks, and counts once.
 void count_steps(const Step& step) {
   for (const MatrixItem& item : step.plan.items) {
-    const std::vector<StateSlot>& slots = step.plan.slots_of(item.param);
-    for (std::size_t slot = 0; slot < slots.size(); ++slot) {
-      if (slots[slot].kind == StateSlot::Kind::Step && item.is_first &&
-          step.grad(item.param).defined()) {
-        step.state_of(item.param, static_cast<std::int64_t>(slot)).add_(1);
-      }
+    if (item.ordinal == 0 && step.grad(item.param).defined()) {
+      count_step(step, item.param);
     }
   }
-}
-
-void run_elementwise(const Step& step, const ElementwiseRun& run) {
-  std::vector<at::Tensor> params, grads, state;
-  std::vector<std::int64_t> groups;
-  std::vector<Borrowed> wholes;
-  for (const std::int64_t i : run.params) {
-    if (!step.grad(i).defined()) {
-      continue;
-    }
-    if (step.skips_nonfinite(i) && !is_finite(step.grad(i))) {
-      step.count_skipped(i, 1);
-      continue;
-    }
-    params.push_back(step.param(i));
-    grads.push_back(step.grad(i).resolve_conj().resolve_neg());
-    for (std::size_t slot = 0; slot < step.plan.slots_of(i).size(); ++slot) {
-      state.push_back(step.state_of(i, static_cast<std::int64_t>(slot)));
-    }
-    groups.push_back(step.plan.groups[static_cast<std::size_t>(i)]);
-    wholes.push_back({&step.plan.names[static_cast<std::size_t>(i)], nullptr});
-  }
-  if (params.empty()) {
-    return;
-  }
-  Loan loan(run.algorithm->update, wholes);
-  call_stage<Elementwise>(
-      run.algorithm->update, loan.write(params), loan.read(grads), loan.write(state), step.hyper,
-      groups, step.grad_scale, run.spec);
-  loan.take_back();
 }
 
 } // namespace

@@ -7,6 +7,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "state/convert.h"
+
 namespace muon {
 namespace detail {
 namespace {
@@ -14,6 +16,8 @@ namespace {
 // Workspace of one chunk: the cache on a CPU, enough to fill a GPU elsewhere.
 constexpr std::int64_t kCpuChunkBytes = std::int64_t{8} * 1024 * 1024;
 constexpr std::int64_t kDeviceChunkBytes = std::int64_t{256} * 1024 * 1024;
+
+constexpr const char* kRemainder = "param_remainder";
 
 class PlanTable {
  public:
@@ -52,6 +56,7 @@ std::string chunk_kind(
   shared.algorithm = spec.algorithm;
   shared.orthogonalize = spec.orthogonalize;
   shared.batch_size = spec.batch_size;
+  shared.state_format = spec.state_format;
   return c10::str(
       param.device(), ' ', workspace_dtype(iteration, is_complex), ' ', to_string(shared));
 }
@@ -71,6 +76,7 @@ void add_matrices(
     const at::Tensor& param) {
   const GroupSpec& spec = step_plan.spec_of(index);
   const std::string& name = step_plan.names[static_cast<std::size_t>(index)];
+  std::int64_t ordinal = 0;
   for (Region& region : resolve_regions(param.sizes(), param.is_complex(), spec.layout, name)) {
     const auto dtype =
         region.is_complex ? c10::toComplexType(param.scalar_type()) : param.scalar_type();
@@ -81,9 +87,9 @@ void add_matrices(
     items.push_back(
         {name, chunk_kind(param, spec, iteration, region.is_complex), shape.batch, shape.rows,
          shape.cols, shape.rows * shape.cols * element, spec.batch_size});
-    const bool is_first = step_plan.items.empty() || step_plan.items.back().param != index;
     step_plan.items.push_back(
-        {index, std::move(region), shape_factor(spec.adjust_lr, shape.rows, shape.cols), is_first});
+        {index, std::move(region), shape_factor(spec.adjust_lr, shape.rows, shape.cols), ordinal++,
+         0});
   }
 }
 
@@ -101,6 +107,37 @@ void add_elementwise(StepPlan& step_plan, std::int64_t index) {
   step_plan.elementwise.push_back({algorithm, spec, {index}});
 }
 
+// The slots of a spec's algorithm, amsgrad's included.
+std::vector<StateSlot> state_slots(const GroupSpec& spec) {
+  const Algorithm& algorithm = find_algorithm(spec.algorithm);
+  std::vector<StateSlot> slots = algorithm.state;
+  if (spec.amsgrad && algorithm.is_elementwise()) {
+    slots.push_back({"max_exp_avg_sq", StateSlot::Kind::LikeParam});
+  }
+  return slots;
+}
+
+// Whether a parameter of that dtype is stepped in float32.
+bool is_widened(const GroupSpec& spec, c10::ScalarType dtype) {
+  return dtype == at::kBFloat16 && (spec.stochastic_rounding || spec.split_master);
+}
+
+RoundingPlace rounding_place(const GroupSpec& spec, const at::Tensor& param) {
+  RoundingPlace place;
+  if (!is_widened(spec, param.scalar_type())) {
+    return place;
+  }
+  const std::vector<StateTensor> state = state_layout(spec, param.sizes(), param.scalar_type(), "");
+  for (std::size_t i = 0; i < state.size(); ++i) {
+    if (spec.split_master && state[i].name == kRemainder) {
+      place.remainder = i;
+    } else if (!spec.split_master && state[i].kind == StateTensor::Kind::Step) {
+      place.step = i;
+    }
+  }
+  return place;
+}
+
 } // namespace
 
 std::shared_ptr<const StepPlan> find_plan(PlanHandle handle) {
@@ -111,12 +148,16 @@ std::shared_ptr<const StepPlan> find_plan(PlanHandle handle) {
   return plan;
 }
 
-std::vector<StateSlot> state_slots(const Algorithm& algorithm, const GroupSpec& spec) {
-  std::vector<StateSlot> slots = algorithm.state;
-  if (spec.amsgrad && algorithm.is_elementwise()) {
-    slots.push_back({"max_exp_avg_sq", StateSlot::Kind::LikeParam});
+std::vector<SlotPlace> slot_places(const GroupSpec& spec) {
+  std::vector<SlotPlace> places;
+  std::size_t position = 0;
+  for (const StateSlot& slot : state_slots(spec)) {
+    const bool is_quantized =
+        slot.kind == StateSlot::Kind::LikeParam && spec.state_format != StateFormat::Plain;
+    places.push_back({slot.kind, position, is_quantized});
+    position += is_quantized ? 2 : 1;
   }
-  return slots;
+  return places;
 }
 
 } // namespace detail
@@ -139,11 +180,11 @@ PlanHandle create_plan(
   for (const GroupSpec& spec : specs) {
     result->spec_texts.push_back(to_string(spec));
     result->algorithms.push_back(&find_algorithm(spec.algorithm));
-    result->slots.push_back(detail::state_slots(*result->algorithms.back(), spec));
+    result->slots.push_back(detail::slot_places(spec));
     result->hyper_width = std::max(result->hyper_width, hyper_width(spec.algorithm));
   }
   std::vector<plan::Item> items;
-  std::int64_t state = 0;
+  std::size_t state = 0;
   bool on_cpu = true;
   for (std::size_t i = 0; i < params.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
@@ -155,8 +196,16 @@ PlanHandle create_plan(
     const Algorithm& algorithm = result->algorithm_of(index);
     result->sizes.push_back(params[i].sizes().vec());
     result->first_state.push_back(state);
-    result->state.push_back(state_layout(result->spec_of(index), params[i].sizes(), names[i]));
-    state += static_cast<std::int64_t>(result->state.back().size());
+    const GroupSpec& spec = result->spec_of(index);
+    result->state.push_back(
+        state_layout(spec, params[i].sizes(), params[i].scalar_type(), names[i]));
+    state += result->state.back().size();
+    result->rounding.push_back(detail::rounding_place(spec, params[i]));
+    result->blocks.emplace_back();
+    if (spec.state_format != StateFormat::Plain) {
+      result->blocks.back() =
+          detail::resolve_blocks(params[i].sizes(), params[i].is_complex(), spec, names[i]);
+    }
     if (algorithm.is_elementwise()) {
       detail::add_elementwise(*result, index);
     } else {
@@ -183,21 +232,37 @@ std::string explain_plan(PlanHandle handle) {
 }
 
 std::vector<StateTensor> state_layout(
-    const GroupSpec& spec, at::IntArrayRef sizes, std::string_view name) {
+    const GroupSpec& spec, at::IntArrayRef sizes, c10::ScalarType dtype, std::string_view name) {
+  using Kind = StateTensor::Kind;
+  const bool is_complex = c10::isComplexType(dtype);
+  std::optional<detail::BlockLayout> blocks;
+  if (spec.state_format != StateFormat::Plain) {
+    blocks = detail::resolve_blocks(sizes, is_complex, spec, name);
+  }
   std::vector<StateTensor> result;
-  for (const StateSlot& slot : detail::state_slots(find_algorithm(spec.algorithm), spec)) {
-    switch (slot.kind) {
-      case StateSlot::Kind::LikeParam:
-        result.push_back({slot.name, sizes.vec(), true});
-        break;
-      case StateSlot::Kind::PerRow:
-        result.push_back(
-            {slot.name, detail::row_statistics_sizes(sizes, spec.layout, name), false});
-        break;
-      case StateSlot::Kind::Step:
-        result.push_back({slot.name, {}, false});
-        break;
+  for (const StateSlot& slot : detail::state_slots(spec)) {
+    if (slot.kind == StateSlot::Kind::PerRow) {
+      result.push_back(
+          {slot.name, detail::row_statistics_sizes(sizes, spec.layout, name), Kind::Statistic});
+    } else if (slot.kind == StateSlot::Kind::Step) {
+      result.push_back({slot.name, {}, Kind::Step});
+    } else if (blocks) {
+      result.push_back(
+          {slot.name, blocks->code_sizes(spec.state_format), Kind::Fixed,
+           detail::code_dtype(spec.state_format)});
+      result.push_back(
+          {detail::scale_key(slot.name), blocks->scale_sizes(), Kind::Fixed, at::kFloat});
+    } else {
+      result.push_back({slot.name, sizes.vec(), Kind::LikeParam});
     }
+  }
+  const bool has_step = std::any_of(result.begin(), result.end(), [](const StateTensor& state) {
+    return state.kind == Kind::Step;
+  });
+  if (detail::is_widened(spec, dtype) && spec.split_master) {
+    result.push_back({detail::kRemainder, sizes.vec(), Kind::Fixed, at::kShort, true});
+  } else if (detail::is_widened(spec, dtype) && !has_step) {
+    result.push_back({"step", {}, Kind::Step, at::kFloat, true});
   }
   return result;
 }

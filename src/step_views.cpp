@@ -1,23 +1,39 @@
 #include "step_views.h"
 
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/DimVector.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/view_as_real.h>
+
+#include "state/quantized.h"
+#include "state/wide.h"
 
 namespace muon::detail {
 namespace {
 
-at::Tensor view_state(
-    const StateSlot& slot, const at::Tensor& state, const Region& region,
-    const ActivePiece& piece) {
+StateView view_state(const Step& step, const ActivePiece& piece, const SlotPlace& slot) {
+  const std::int64_t param = piece.item->param;
+  const Region& region = piece.item->region;
+  const at::Tensor& state = step.state_of(param, slot.position);
+  if (slot.is_quantized) {
+    return {
+        {},
+        block_view(
+            *step.plan.blocks_of(param), step.plan.spec_of(param).state_format, state,
+            step.state_of(param, slot.position + 1), region, piece.first, piece.count)};
+  }
   switch (slot.kind) {
     case StateSlot::Kind::LikeParam:
-      return region_view(state, region, piece.first, piece.count);
+      return {region_view(state, region, piece.first, piece.count), {}};
     case StateSlot::Kind::PerRow:
-      return row_statistics_view(state, region, piece.first, piece.count);
+      return {row_statistics_view(state, region, piece.first, piece.count), {}};
     case StateSlot::Kind::Step:
       break;
   }
-  return state;
+  return {state, {}};
 }
 
 at::Tensor allocate_workspace(const Step& step, const std::vector<ActivePiece>& active) {
@@ -49,6 +65,19 @@ at::Tensor real_view(const at::Tensor& matrices, at::IntArrayRef sizes) {
 
 } // namespace
 
+bool is_finite(const at::Tensor& tensor) {
+  return at::isfinite(tensor).all().item<bool>();
+}
+
+void count_step(const Step& step, std::int64_t param) {
+  const std::vector<StateTensor>& layout = step.plan.state[static_cast<std::size_t>(param)];
+  for (std::size_t position = 0; position < layout.size(); ++position) {
+    if (layout[position].kind == StateTensor::Kind::Step) {
+      step.state_of(param, position).add_(1);
+    }
+  }
+}
+
 ChunkViews make_views(const Step& step, const std::vector<ActivePiece>& active) {
   ChunkViews views;
   for (const ActivePiece& piece : active) {
@@ -59,22 +88,20 @@ ChunkViews make_views(const Step& step, const std::vector<ActivePiece>& active) 
     };
     views.params.push_back(view(step.param(param)));
     views.grads.push_back(view(step.grad(param).resolve_conj().resolve_neg()));
-    const std::vector<StateSlot>& slots = step.plan.slots_of(param);
-    for (std::size_t slot = 0; slot < slots.size(); ++slot) {
-      views.state.push_back(view_state(
-          slots[slot], step.state_of(param, static_cast<std::int64_t>(slot)), region, piece));
+    for (const SlotPlace& slot : step.plan.slots_of(param)) {
+      views.state.push_back(view_state(step, piece, slot));
     }
-    views.groups.push_back(step.plan.groups[static_cast<std::size_t>(param)]);
+    views.groups.push_back(step.group(param));
     views.factors.push_back(piece.item->factor);
   }
   return views;
 }
 
-std::vector<at::Tensor> select_slots(
-    const ChunkViews& views, std::size_t slots, std::size_t first, std::size_t last) {
-  std::vector<at::Tensor> selected;
-  for (std::size_t piece = 0; piece < views.params.size(); ++piece) {
-    const auto begin = views.state.begin() + static_cast<std::ptrdiff_t>(piece * slots);
+std::vector<StateView> ChunkViews::slots(std::size_t first, std::size_t last) const {
+  std::vector<StateView> selected;
+  const std::size_t count = params.empty() ? 0 : state.size() / params.size();
+  for (std::size_t piece = 0; piece < params.size(); ++piece) {
+    const auto begin = state.begin() + static_cast<std::ptrdiff_t>(piece * count);
     selected.insert(
         selected.end(), begin + static_cast<std::ptrdiff_t>(first),
         begin + static_cast<std::ptrdiff_t>(last));
@@ -96,6 +123,102 @@ Workspace make_workspace(
     first += count;
   }
   return workspace;
+}
+
+std::vector<at::Tensor> stored_state(const std::vector<StateView>& views) {
+  std::vector<at::Tensor> tensors;
+  for (const StateView& view : views) {
+    if (view.is_quantized()) {
+      tensors.push_back(view.blocks.codes);
+      tensors.push_back(view.blocks.scales);
+    } else {
+      tensors.push_back(view.plain);
+    }
+  }
+  return tensors;
+}
+
+std::vector<at::Tensor> in_block_order(
+    const Step& step, const std::vector<ActivePiece>& active,
+    const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> result = tensors;
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    if (const BlockLayout* layout = step.plan.blocks_of(active[i].item->param)) {
+      result[i] = in_block_order(*layout, result[i], active[i].item->region);
+    }
+  }
+  return result;
+}
+
+PlainState::PlainState(
+    const Step& step, const std::vector<ActivePiece>& active, std::vector<StateView> views)
+    : views_(std::move(views)) {
+  const std::size_t slots = active.empty() ? 1 : views_.size() / active.size();
+  for (std::size_t i = 0; i < views_.size(); ++i) {
+    if (!views_[i].is_quantized()) {
+      tensors_.push_back(views_[i].plain);
+      decoded_.emplace_back();
+      continue;
+    }
+    const ActivePiece& piece = active[i / slots];
+    const BlockLayout& layout = *step.plan.blocks_of(piece.item->param);
+    at::DimVector sizes{piece.count};
+    sizes.append(piece.item->region.sizes.begin(), piece.item->region.sizes.end());
+    decoded_.push_back(
+        decode_state(views_[i].blocks, block_order_sizes(layout, sizes, piece.item->region)));
+    tensors_.push_back(from_block_order(layout, decoded_.back(), piece.item->region));
+  }
+}
+
+void PlainState::store() const {
+  for (std::size_t i = 0; i < views_.size(); ++i) {
+    if (views_[i].is_quantized()) {
+      encode_state_(views_[i].blocks, decoded_[i]);
+    }
+  }
+}
+
+WideParams::WideParams(
+    const Step& step, const std::vector<ActivePiece>& active, const ChunkViews& views)
+    : step_(step), active_(active), params_(views.params) {
+  for (std::size_t i = 0; i < active.size(); ++i) {
+    const ActivePiece& piece = active[i];
+    const std::int64_t param = piece.item->param;
+    const RoundingPlace& rounding = step.plan.rounding_of(param);
+    at::Tensor wide = params_[i];
+    if (rounding.remainder) {
+      const at::Tensor low = step.state_of(param, *rounding.remainder);
+      wide = join_halves(wide, region_view(low, piece.item->region, piece.first, piece.count));
+    } else if (rounding.step) {
+      wide =
+          wide.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
+    }
+    tensors_.push_back(std::move(wide));
+  }
+}
+
+void WideParams::store_one(std::size_t i) const {
+  const ActivePiece& piece = active_[i];
+  const std::int64_t param = piece.item->param;
+  const RoundingPlace& rounding = step_.plan.rounding_of(param);
+  if (rounding.remainder) {
+    const at::Tensor low = step_.state_of(param, *rounding.remainder);
+    split_halves_(
+        tensors_[i], params_[i], region_view(low, piece.item->region, piece.first, piece.count));
+  } else if (rounding.step) {
+    const auto steps =
+        static_cast<std::int64_t>(step_.state_of(param, *rounding.step).item<float>());
+    const std::int64_t first = piece.item->first_value +
+        piece.first * (params_[i].numel() / std::max<std::int64_t>(piece.count, 1));
+    round_stochastically_(
+        tensors_[i], params_[i], rounding_seed(param, steps, piece.item->ordinal), first);
+  }
+}
+
+void WideParams::store() const {
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    store_one(i);
+  }
 }
 
 } // namespace muon::detail

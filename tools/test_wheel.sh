@@ -22,6 +22,7 @@ site_packages python >"$(site_packages "$work/venv/bin/python")/torch_of_develop
 cp -r tests/python "$work/tests"
 cp pyproject.toml "$work"
 ln -s "$root/tests/golden" "$work/golden"
+ln -s "$root/tests/fixtures" "$work/fixtures"
 cd "$work"
 where=$(venv/bin/python -c 'import libmuon; print(libmuon.__file__)')
 case $where in

@@ -80,7 +80,11 @@ using AlgorithmOptions = std::map<std::string, double>;
   OPTION(plan, std::vector<std::int64_t>, split_sizes, {})                                         \
   OPTION(plan, std::int64_t, num_heads, 0)                                                         \
   OPTION(plan, std::int64_t, split_dim, 0)                                                         \
-  OPTION(run, std::optional<c10::ScalarType>, state_dtype, std::nullopt)     /* the gradient's */  \
+  /* of momentum and moments: the gradient's, a floating dtype, or a format in blocks of 128: Char   \
+     (int8), Int4, Float8_e4m3fn; see StateFormat */                                               \
+  OPTION(run, std::optional<c10::ScalarType>, state_dtype, std::nullopt)                           \
+  OPTION(run, bool, stochastic_rounding, false)       /* of bfloat16 parameters */                 \
+  OPTION(run, bool, split_master, false)              /* they keep 16 bits more: float32 steps */  \
   OPTION(run, Form, form, Form::Auto)                                                              \
   OPTION(run, std::int64_t, batch_size, 0)            /* matrices a batch at most; 0: by bytes */  \
   OPTION(note, std::vector<std::string>, param_names, {})  /* one a parameter, or none */          \

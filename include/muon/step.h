@@ -45,6 +45,15 @@ enum class NonFinite : std::uint8_t {
   Skip, ///< the matrix keeps its value and its momentum, and is counted
 };
 
+/// How a parameter's momentum or moments are stored: one number an entry, or
+/// codes in blocks of 128 along a row with one float32 scale each.
+enum class StateFormat : std::uint8_t {
+  Plain, ///< a floating dtype
+  Int8, ///< 1.03 bytes an entry
+  Int4, ///< 0.53 bytes an entry
+  Fp8, ///< float8_e4m3fn, 1.03 bytes an entry
+};
+
 /// The options of a group that shape the plan; what may change from step to
 /// step is in `Hyper`.
 struct MUON_API GroupSpec {
@@ -56,6 +65,9 @@ struct MUON_API GroupSpec {
   NonFinite nonfinite = NonFinite::Propagate;
   bool amsgrad = false; ///< Adam: keep the maximum of exp_avg_sq
   bool decoupled = true; ///< Adam: decoupled decay (AdamW)
+  StateFormat state_format = StateFormat::Plain;
+  bool stochastic_rounding = false; ///< of bfloat16 parameters
+  bool split_master = false; ///< bfloat16 parameters keep 16 more bits: float32
 };
 
 /// The text form in which a spec crosses the op boundary, "key=value;...":
@@ -66,7 +78,8 @@ struct MUON_API GroupSpec {
 ///   normalization=clamp|add; norm_factor=<f>;
 ///   compute_dtype=auto|float64|float32|bfloat16|float16;
 ///   form=auto|standard|gram|gram_x_restart; batch_size=<k>;
-///   nonfinite=propagate|skip; amsgrad, decoupled=0|1.
+///   nonfinite=propagate|skip; amsgrad, decoupled=0|1;
+///   state_format=plain|int8|int4|fp8; stochastic_rounding, split_master=0|1.
 /// Missing keys keep their defaults; `normalization` and `norm_factor` override
 /// the schedule's. Unknown keys and bad values are a ValueError naming them.
 MUON_API GroupSpec parse_group_spec(std::string_view text);
@@ -89,17 +102,27 @@ MUON_API void free_plan(PlanHandle plan);
 /// One line a chunk: which matrices, which form, what it costs.
 MUON_API std::string explain_plan(PlanHandle plan);
 
-/// The state that `spec`'s algorithm keeps for one parameter: names in the
-/// order in which `step_` takes the tensors, shapes, and for each whether its
-/// dtype follows `state_dtype` (else float32; statistics of float64 and
-/// complex128 parameters: float64).
+/// One tensor of the state that a spec keeps for a parameter.
 struct MUON_API StateTensor {
+  enum class Kind : std::uint8_t {
+    LikeParam, ///< the parameter's shape and strides, dtype by `state_dtype`
+    Statistic, ///< float32; of float64 and complex128 parameters float64
+    Step, ///< 0-d float32 on the CPU
+    Fixed, ///< contiguous, of `dtype`: codes, scales, remainders
+  };
   std::string name;
   std::vector<std::int64_t> sizes;
-  bool like_param = false;
+  Kind kind = Kind::LikeParam;
+  c10::ScalarType dtype = c10::ScalarType::Float; ///< where the kind says so
+  bool is_optional = false; ///< state of a run that kept none begins as zero
 };
+
+/// The state that `spec` keeps for a parameter of these sizes and dtype, in the
+/// order in which `step_` takes the tensors: the slots of its algorithm, a
+/// quantised one as codes "x" and "x_scale"; "step" where stochastic rounding
+/// needs a count; "param_remainder" (int16) of a split bfloat16 parameter.
 MUON_API std::vector<StateTensor> state_layout(
-    const GroupSpec& spec, at::IntArrayRef sizes, std::string_view name);
+    const GroupSpec& spec, at::IntArrayRef sizes, c10::ScalarType dtype, std::string_view name);
 
 /// One optimizer step over all parameters of a plan, in place.
 ///

@@ -1,12 +1,16 @@
-"""``python -m libmuon info``: what this installation is."""
+"""``python -m libmuon``: info, convert, inspect."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 
 import torch
 
 import libmuon
+from libmuon import inspection
+from libmuon.convert import cli as convert_cli
 
 
 def info() -> str:
@@ -25,14 +29,22 @@ def info() -> str:
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in facts.items())
 
 
-def main() -> None:
-    """The command line."""
+def main(given: Sequence[str] | None = None) -> int:
+    """The command line, or `given` arguments; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m libmuon", description=libmuon.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help=info.__doc__)
-    parser.parse_args()
-    print(info())
+    convert = "make another optimizer's checkpoint one of libmuon or of torch.optim.Muon"
+    convert_cli.add_arguments(commands.add_parser("convert", help=convert))
+    inspect = "what a checkpoint holds: whose it is, groups, shapes, norms"
+    inspection.add_arguments(commands.add_parser("inspect", help=inspect))
+    arguments = parser.parse_args(given)
+    if arguments.command == "info":
+        print(info())
+        return 0
+    run = convert_cli.run if arguments.command == "convert" else inspection.run
+    return run(arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

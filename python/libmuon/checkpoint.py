@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from libmuon.options import RUN_OPTIONS, Group, named_parameters, normalize_group
 from libmuon.shapes import check_parameters
-from libmuon.spec import Slot, spec_text, state_dtype, state_slots
+from libmuon.spec import REMAINDER, Slot, scale_key, spec_text, state_dtype, state_slots
 
 StateDict = dict[str, Any]
 
@@ -41,7 +41,7 @@ def resolve(groups: list[Group], defaults: Group, state_dict: StateDict) -> Stat
     for param_id, (group, name, param) in zip(saved_ids, named_parameters(live), strict=True):
         entry = saved_state.pop(param_id, None)
         if entry:
-            state[param] = _loaded_entry(group, name, param, entry)
+            state[param] = loaded_entry(group, name, param, entry)
     state.update(deepcopy(saved_state))
     return {**state_dict, "state": state, "param_groups": merged}
 
@@ -75,32 +75,118 @@ def _merged(group: Group, saved: Group, defaults: Group) -> Group:
     return merged
 
 
-def _loaded_entry(
+def loaded_entry(
     group: Group, name: str, param: Tensor, entry: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    slots = {slot.name: slot for slot in state_slots(spec_text(group), param, name)}
-    if entry.keys() != slots.keys():
+    """The state that this run would have created, filled from what another run may have kept."""
+    spec = spec_text(group)
+    slots = {slot.name: slot for slot in state_slots(spec, param, name)}
+    kept = {key for key in entry if scale_key(key) in entry or scale_key(key) in slots}
+    required = slots.keys() - {scale_key(key) for key in kept} - _begins_as_zero(group, slots)
+    unknown = entry.keys() - slots.keys() - {scale_key(key) for key in kept} - {REMAINDER}
+    if unknown or not required <= entry.keys():
         raise ValueError(
             f"loaded state dict has state {sorted(entry)} for {name}, expected {sorted(slots)} "
             f"(algorithm {group['algorithm']!r})"
         )
-    return {
-        key: _loaded_tensor(slot, name, param, state_dtype(group, param), entry[key])
-        for key, slot in slots.items()
-    }
+    values = {key: _tensor(key, name, value) for key, value in entry.items()}
+    loaded: dict[str, Tensor] = {}
+    for key, slot in slots.items():
+        if key in loaded:
+            continue
+        target = slot.create(param, state_dtype(group, param))
+        if scale_key(key) in slots:
+            scales = slots[scale_key(key)].create(param, torch.float32)
+            loaded |= _loaded_codes(key, name, param, spec, values, (target, scales))
+        elif key in kept:
+            plain = _decoded(key, name, param, spec, values)
+            loaded[key] = target.copy_(plain)
+        elif key in values:
+            loaded[key] = _filled(slot.name, name, target, values[key])
+        else:
+            loaded[key] = target
+    return loaded
 
 
-def _loaded_tensor(slot: Slot, name: str, param: Tensor, dtype: torch.dtype, value: Any) -> Tensor:
+def adapted_entry(
+    group: Group, name: str, param: Tensor, entry: dict[str, Any], former: Sequence[Slot]
+) -> dict[str, Any]:
+    """The state after a group has changed: in the new format where only the format has changed."""
+    try:
+        return loaded_entry(group, name, param, {k: v for k, v in entry.items() if v is not None})
+    except ValueError:  # another algorithm, or a replaced tensor of another shape: begin anew
+        slots = state_slots(spec_text(group), param, name)
+        stale = {slot.name for slot in former if slot not in slots}
+        return {key: value for key, value in entry.items() if key not in stale}
+
+
+def _begins_as_zero(group: Group, slots: Mapping[str, Slot]) -> set[str]:
+    """What a run that did not round, or split, in this way has not kept."""
+    from_rounding = {"step"} if group["stochastic_rounding"] else set()
+    return {key for key in (from_rounding | {REMAINDER}) if key in slots}
+
+
+def _loaded_codes(
+    key: str,
+    name: str,
+    param: Tensor,
+    spec: str,
+    values: Mapping[str, Tensor],
+    targets: tuple[Tensor, Tensor],
+) -> dict[str, Tensor]:
+    """Codes and scales: those of the file bit by bit, or made of what it has."""
+    codes, scales = targets
+    given = values[key]
+    if scale_key(key) in values and given.dtype == codes.dtype:
+        _filled(key, name, codes, given)
+        _filled(scale_key(key), name, scales, values[scale_key(key)])
+    else:
+        plain = _decoded(key, name, param, spec, values)
+        for target, made in zip(
+            targets, torch.ops.muon.encode_state(plain, spec, name), strict=True
+        ):
+            target.copy_(made)
+    return {key: codes, scale_key(key): scales}
+
+
+def _decoded(key: str, name: str, param: Tensor, spec: str, values: Mapping[str, Tensor]) -> Tensor:
+    """A momentum or moment as plain numbers, in whichever format it was kept."""
+    if scale_key(key) not in values:
+        expected = torch.empty_like(param, device="meta")
+        _check_fits(key, name, expected, values[key])
+        if not (values[key].is_floating_point() or values[key].is_complex()):
+            raise ValueError(
+                f"loaded state dict has {values[key].dtype} codes as {key} of {name}, but no "
+                f"{scale_key(key)}"
+            )
+        return values[key]
+    plain: Tensor = torch.ops.muon.decode_state(
+        values[key], values[scale_key(key)], spec, list(param.shape), param.is_complex(), name
+    )
+    return plain
+
+
+def _tensor(key: str, name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor | int | float):  # step counts may be plain numbers
         raise ValueError(
-            f"loaded state dict has a {type(value).__name__} as {slot.name} of {name}, "
-            "expected a tensor"
+            f"loaded state dict has a {type(value).__name__} as {key} of {name}, expected a tensor"
         )
-    saved = torch.as_tensor(value)
-    target = slot.create(param, dtype)
-    if saved.shape != target.shape or saved.is_complex() != target.is_complex():
+    return torch.as_tensor(value)
+
+
+def _filled(key: str, name: str, target: Tensor, saved: Tensor) -> Tensor:
+    _check_fits(key, name, target, saved)
+    return target.copy_(saved)
+
+
+def _check_fits(key: str, name: str, target: Tensor, saved: Tensor) -> None:
+    is_code = not (target.is_floating_point() or target.is_complex())
+    if (
+        saved.shape != target.shape
+        or saved.is_complex() != target.is_complex()
+        or (is_code and saved.dtype != target.dtype)
+    ):
         raise ValueError(
-            f"loaded state dict has {slot.name} of shape {tuple(saved.shape)} and {saved.dtype} "
+            f"loaded state dict has {key} of shape {tuple(saved.shape)} and {saved.dtype} "
             f"for {name}, expected {tuple(target.shape)} and {target.dtype}"
         )
-    return target.copy_(saved)

@@ -219,15 +219,17 @@ def dtype(*words: str) -> Check:
     return check
 
 
+# Formats in blocks of 128 along a row, and the torch dtypes that mean them.
+STATE_FORMATS = ("int8", "int4", "fp8")
+_FORMAT_DTYPES = {"float8_e4m3fn": "fp8"}
+
+
 def state_dtype(name: str, value: Any) -> str:
-    """A plain floating dtype; the compressed formats are not there yet."""
-    text = str(value).removeprefix("torch.")
-    if text in ("int8", "int4", "fp8") or text.startswith("float8"):
-        raise NotImplementedError(
-            f"{name}={value!r} is not available in this version: use None (the gradient's dtype), "
-            "torch.float32 or torch.bfloat16"
-        )
-    result: str = dtype()(name, value)
+    """A floating dtype, or one of `STATE_FORMATS`."""
+    text = str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+    if isinstance(text, str) and (text := _FORMAT_DTYPES.get(text, text)) in STATE_FORMATS:
+        return text
+    result: str = dtype(*STATE_FORMATS)(name, value)
     return result
 
 

@@ -50,8 +50,8 @@ CHECKS: dict[str, checks.Check] = {
     "capturable": checks.flag,
     "differentiable": checks.only(False, "the step works in place, through ops without derivative"),
     "deterministic": checks.optional(checks.flag),
-    "stochastic_rounding": checks.only(False, "bfloat16 parameters round to nearest"),
-    "master": checks.only(None, "keep float32 parameters and train under torch.autocast"),
+    "stochastic_rounding": checks.flag,
+    "master": checks.optional(checks.choice("split")),
     "offload": checks.only(False, "the state lives where the parameters live"),
 }
 
@@ -90,6 +90,8 @@ RUN_OPTIONS = frozenset(
         "capturable",
         "differentiable",
         "deterministic",
+        "stochastic_rounding",
+        "master",
         "offload",
     }
 )

@@ -27,6 +27,7 @@ def check_parameters(groups: Sequence[Group], start: int = 0) -> None:
     offenders: list[tuple[str, Tensor]] = []
     for group, name, param in named_parameters(groups, start):
         _check_fused(group, name, param)
+        _check_rounding(group, name, param)
         if is_elementwise(group["algorithm"]):
             continue
         if not _says_how(group) and _matrix_ndim(group, param) != 2:
@@ -40,11 +41,13 @@ def check_parameters(groups: Sequence[Group], start: int = 0) -> None:
 
 def warn_of_rounding(groups: Sequence[Group]) -> None:
     """Says once, at the line that called into libmuon, that bfloat16 weights lose small steps."""
-    if any(p.dtype == torch.bfloat16 for group in groups for p in group["params"]):
+    plain = [g for g in groups if not (g["stochastic_rounding"] or g["master"])]
+    if any(p.dtype == torch.bfloat16 for group in plain for p in group["params"]):
         warnings.warn(
             "bfloat16 parameters are rounded to 8 significant bits after every step: updates below "
-            "1/256 of a weight do not move it. Keep float32 parameters and train under "
-            "torch.autocast where that matters.",
+            "1/256 of a weight do not move it. Where that matters, master='split' keeps 16 more "
+            "bits, stochastic_rounding=True rounds without a bias, or keep float32 parameters and "
+            "train under torch.autocast.",
             stacklevel=_level_of_caller() - 1,
         )
 
@@ -80,6 +83,19 @@ def _check_fused(group: Group, name: str, param: Tensor) -> None:
             "`fused=True` requires all the params to be floating point Tensors of supported "
             f"devices: {list(FUSED_DEVICES)} but {param.dtype} and {param.device.type} ({name}); "
             "fused=None takes what there is"
+        )
+
+
+def _check_rounding(group: Group, name: str, param: Tensor) -> None:
+    if group["stochastic_rounding"] and group["master"] is not None:
+        raise ValueError(
+            "stochastic_rounding and master='split' are two ways to the same end; choose one "
+            f"({name})"
+        )
+    if param.dtype == torch.float16 and (group["stochastic_rounding"] or group["master"]):
+        raise NotImplementedError(
+            "stochastic_rounding and master='split' are for bfloat16 parameters, but the dtype of "
+            f"{name} is: {param.dtype}; keep float32 parameters and train under torch.autocast"
         )
 
 

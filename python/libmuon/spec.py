@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from libmuon.checks import STATE_FORMATS
 from libmuon.options import Group, is_builtin, is_elementwise, own_options
 
 # What shapes the plan; `spec_text` is a function of these alone.
@@ -35,6 +36,9 @@ SPEC_OPTIONS = (
     "foreach",
     "nonfinite",
     "amsgrad",
+    "state_dtype",
+    "stochastic_rounding",
+    "master",
 )
 # What is read at every step; the first ones may be tensors.
 _TENSOR_OPTIONS = ("lr", "weight_decay", "momentum")
@@ -63,6 +67,7 @@ def spec_text(group: Group) -> str:
     """The group's structural options as `muon::parse_group_spec` reads them."""
     algorithm = group["algorithm"]
     items: dict[str, Any] = {"algorithm": algorithm, "nonfinite": group["nonfinite"]}
+    items |= _storage(group)
     if is_elementwise(algorithm):
         items["amsgrad"] = group.get("amsgrad", False)
         items["decoupled"] = algorithm != "adam"
@@ -85,6 +90,17 @@ def spec_text(group: Group) -> str:
         if group[name] is not None:
             items[name] = group[name]
     return _joined(items)
+
+
+def _storage(group: Group) -> dict[str, Any]:
+    items: dict[str, Any] = {}
+    if group.get("state_dtype") in STATE_FORMATS:
+        items["state_format"] = group["state_dtype"]
+    if group.get("stochastic_rounding"):
+        items["stochastic_rounding"] = True
+    if group.get("master") == "split":
+        items["split_master"] = True
+    return items
 
 
 def _schedule(ns_coefficients: str | tuple[Any, ...]) -> dict[str, Any]:
@@ -150,29 +166,53 @@ def hyper_row(values: Sequence[Any]) -> list[float]:
 
 
 class Slot(NamedTuple):
-    """One state tensor of one parameter."""
+    """One state tensor of one parameter.
+
+    Attributes:
+        name: its key in the state dict.
+        kind: "param" (the parameter's shape and strides, dtype by `state_dtype`), "statistic"
+            (float32 or wider), "step" (0-d float32 on the CPU) or the name of a fixed dtype.
+        sizes: its shape.
+    """
 
     name: str
-    like_param: bool  # the parameter's strides, dtype by `state_dtype`; else float32 or wider
+    kind: str
     sizes: tuple[int, ...]
 
+    @property
+    def like_param(self) -> bool:
+        """Whether its dtype follows `state_dtype`."""
+        return self.kind == "param"
+
     def create(self, param: Tensor, dtype: torch.dtype) -> Tensor:
-        """The slot's initial value, zero. A 0-d slot (a step count) lives on the CPU."""
-        if self.like_param:
+        """The slot's initial value, zero."""
+        if self.kind == "param":
             return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
-        if not self.sizes:
+        if self.kind == "step":
             return torch.zeros((), dtype=torch.float32)
-        dtype = torch.promote_types(torch.float32, param.dtype.to_real())
+        if self.kind == "statistic":
+            dtype = torch.promote_types(torch.float32, param.dtype.to_real())
+        else:
+            dtype = getattr(torch, self.kind)
         return torch.zeros(self.sizes, dtype=dtype, device=param.device)
 
 
+REMAINDER = "param_remainder"
+"""The key of the 16 bits that ``master="split"`` keeps."""
+
+
+def scale_key(key: str) -> str:
+    """The key of the scales of a state's codes."""
+    return key + "_scale"
+
+
 def state_slots(spec: str, param: Tensor, name: str) -> list[Slot]:
-    """The state that a spec's algorithm keeps for a parameter, in the core's order."""
+    """The state that a spec keeps for a parameter, in the core's order."""
     slots = []
-    for text in torch.ops.muon.state_layout(spec, list(param.shape), name):
+    for text in torch.ops.muon.state_layout(spec, list(param.shape), param.dtype, name):
         key, kind, sizes = text.split(" ")
         shape = () if sizes == "-" else tuple(map(int, sizes.split(",")))
-        slots.append(Slot(key, kind == "param", shape))
+        slots.append(Slot(key, kind, shape))
     return slots
 
 
@@ -182,7 +222,7 @@ _COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 def state_dtype(group: Group, param: Tensor) -> torch.dtype:
     """The dtype of a parameter's momentum or moments: `state_dtype`, else the gradient's."""
     choice = group["state_dtype"]
-    if choice is None:
+    if choice is None or choice in STATE_FORMATS:
         return (param if param.grad is None else param.grad).dtype
     dtype: torch.dtype = getattr(torch, choice)
     return _COMPLEX.get(dtype, torch.complex64) if param.is_complex() else dtype

@@ -8,6 +8,7 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/view_as_real.h>
 
+#include "algorithm/adam.h"
 #include "algorithm/hyper.h"
 #include "algorithm/stages.h"
 
@@ -21,38 +22,6 @@ struct AdamTensors {
   at::Tensor exp_avg_sq;
   at::Tensor step;
   at::Tensor max_exp_avg_sq; // amsgrad only
-};
-
-struct AdamRule {
-  double lr; // of the update, lr_multiplier included
-  double shrink; // decoupled decay: lr * weight_decay without the multiplier
-  double weight_decay;
-  double beta1;
-  double beta2;
-  double eps;
-  bool maximize;
-  bool amsgrad;
-  bool decoupled;
-
-  AdamRule(const HyperRow& hyper, const GroupSpec& spec)
-      : lr(hyper[Hyper::kLr] * hyper[Hyper::kLrMultiplier]),
-        shrink(hyper[Hyper::kLr] * hyper[Hyper::kWeightDecay]),
-        weight_decay(hyper[Hyper::kWeightDecay]),
-        beta1(hyper[Hyper::kBeta1]),
-        beta2(hyper[Hyper::kBeta2]),
-        eps(hyper[Hyper::kEps]),
-        maximize(hyper.flag(Hyper::kMaximize)),
-        amsgrad(spec.amsgrad),
-        decoupled(spec.decoupled) {
-    // torch's fused kernel decays by its own lr times weight_decay.
-    if (decoupled && lr != 0.0) {
-      weight_decay = shrink / lr;
-    }
-  }
-
-  bool is_fusable() const {
-    return !decoupled || lr != 0.0 || shrink == 0.0;
-  }
 };
 
 at::Tensor real_view(const at::Tensor& tensor) {
@@ -146,10 +115,8 @@ void single_(const AdamTensors& t, const AdamRule& rule) {
     t.max_exp_avg_sq.copy_(at::maximum(t.max_exp_avg_sq.to(dtype), v));
     second = t.max_exp_avg_sq.to(dtype);
   }
-  const double step = t.step.item<double>();
-  const double correction1 = 1.0 - std::pow(rule.beta1, step);
-  const double correction2 = std::sqrt(1.0 - std::pow(rule.beta2, step));
-  t.param.copy_(p - m / (second.sqrt() / correction2 + rule.eps) * (rule.lr / correction1));
+  const AdamCorrections corrections(rule, t.step);
+  t.param.copy_(p - m / (second.sqrt() / corrections.root + rule.eps) * corrections.rate);
 }
 
 } // namespace
@@ -159,6 +126,10 @@ void adam_(
     at::IntArrayRef groups, const std::optional<at::Tensor>& grad_scale,
     std::string_view spec_text) {
   const GroupSpec spec = parse_group_spec(spec_text);
+  if (spec.state_format != StateFormat::Plain) {
+    adam_blocks_(params, grads, state, hyper, groups, inverse_scale(grad_scale), spec);
+    return;
+  }
   const std::size_t slots = spec.amsgrad ? 4 : 3;
   const double inverse = inverse_scale(grad_scale);
   std::map<std::int64_t, std::vector<AdamTensors>> fusable; // by group
@@ -173,7 +144,6 @@ void adam_(
         slot(1),
         state[i * slots + 2],
         spec.amsgrad ? slot(3) : at::Tensor()};
-    tensors.step.add_(1);
     if (tensors.param.numel() == 0) {
       continue;
     }

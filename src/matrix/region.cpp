@@ -15,13 +15,6 @@ namespace {
 
 using Dims = std::vector<std::int64_t>;
 
-// A layout with every dim spelled out.
-struct Roles {
-  Dims batch;
-  Dims rows;
-  Dims cols;
-};
-
 std::int64_t extent(at::IntArrayRef sizes, const Dims& dims) {
   return std::accumulate(
       dims.begin(), dims.end(), std::int64_t{1}, [&](std::int64_t product, std::int64_t dim) {
@@ -57,43 +50,43 @@ Dims all_but(std::int64_t ndim, const Dims& taken) {
   return rest;
 }
 
-Roles explicit_roles(const MatrixLayout& layout, std::int64_t ndim, std::string_view name) {
-  Roles roles;
-  roles.rows = normalize_dims(layout.rows, ndim, "rows", name);
-  roles.cols = normalize_dims(layout.cols, ndim, "cols", name);
-  if (roles.rows.empty()) {
-    roles.rows = all_but(ndim, roles.cols);
-  } else if (roles.cols.empty()) {
-    roles.cols = all_but(ndim, roles.rows);
+Sides explicit_sides(const MatrixLayout& layout, std::int64_t ndim, std::string_view name) {
+  Sides sides;
+  sides.rows = normalize_dims(layout.rows, ndim, "rows", name);
+  sides.cols = normalize_dims(layout.cols, ndim, "cols", name);
+  if (sides.rows.empty()) {
+    sides.rows = all_but(ndim, sides.cols);
+  } else if (sides.cols.empty()) {
+    sides.cols = all_but(ndim, sides.rows);
   }
-  Dims taken = roles.rows;
-  taken.insert(taken.end(), roles.cols.begin(), roles.cols.end());
+  Dims taken = sides.rows;
+  taken.insert(taken.end(), sides.cols.begin(), sides.cols.end());
   std::sort(taken.begin(), taken.end());
   TORCH_CHECK_VALUE(
       std::adjacent_find(taken.begin(), taken.end()) == taken.end(),
       "muon: expected every dim in rows or cols at most once, got rows=", layout.rows,
       ", cols=", layout.cols, " (", name, ")");
   TORCH_CHECK_VALUE(
-      !roles.rows.empty() && !roles.cols.empty(),
+      !sides.rows.empty() && !sides.cols.empty(),
       "muon: expected at least one dim each for rows and cols, got rows=", layout.rows,
       ", cols=", layout.cols, " for ", ndim, " dims (", name, ")");
-  roles.batch = all_but(ndim, taken);
-  return roles;
+  sides.batch = all_but(ndim, taken);
+  return sides;
 }
 
-Roles batch_dims_roles(const MatrixLayout& layout, std::int64_t ndim, std::string_view name) {
+Sides batch_dims_sides(const MatrixLayout& layout, std::int64_t ndim, std::string_view name) {
   TORCH_CHECK_VALUE(
       layout.batch_dims <= ndim - 2,
       "muon: expected batch_dims to leave at least two dims for the matrix, got batch_dims=",
       layout.batch_dims, " for ", ndim, " dims (", name, ")");
-  Roles roles;
-  roles.batch = range(0, layout.batch_dims);
-  roles.rows = {layout.batch_dims};
-  roles.cols = range(layout.batch_dims + 1, ndim);
-  return roles;
+  Sides sides;
+  sides.batch = range(0, layout.batch_dims);
+  sides.rows = {layout.batch_dims};
+  sides.cols = range(layout.batch_dims + 1, ndim);
+  return sides;
 }
 
-Roles resolve_roles(const MatrixLayout& layout, at::IntArrayRef sizes, std::string_view name) {
+Sides resolve_dims(const MatrixLayout& layout, at::IntArrayRef sizes, std::string_view name) {
   const auto ndim = static_cast<std::int64_t>(sizes.size());
   TORCH_CHECK_VALUE(
       ndim >= 2, "muon: expected a parameter with at least 2 dims to take as matrices, got shape ",
@@ -104,20 +97,20 @@ Roles resolve_roles(const MatrixLayout& layout, at::IntArrayRef sizes, std::stri
       choices <= 1, "muon: expected one of rows/cols, flatten and batch_dims, got ", choices,
       " of them (", name, ")");
   if (by_dims) {
-    return explicit_roles(layout, ndim, name);
+    return explicit_sides(layout, ndim, name);
   }
   if (layout.flatten) {
-    return {{}, {0}, range(1, ndim)};
+    return {{}, {0}, range(1, ndim), {}, {}};
   }
   if (layout.batch_dims >= 0) {
-    return batch_dims_roles(layout, ndim, name);
+    return batch_dims_sides(layout, ndim, name);
   }
   TORCH_CHECK_VALUE(
       ndim == 2, "Muon only supports 2D parameters whereas we found a parameter with size: ", sizes,
       " (", name,
       "); say how it is matrices: rows=(...) and cols=(...), flatten=True (rows = dim 0, columns = the "
       "rest) or batch_dims=k (the first k dims are a batch)");
-  return {{}, {0}, {1}};
+  return {{}, {0}, {1}, {}, {}};
 }
 
 // Extents of the blocks along the split side; one entry when nothing is split.
@@ -202,19 +195,32 @@ at::IntArrayRef matrix_sizes(
 
 } // namespace
 
+Sides resolve_sides(
+    at::IntArrayRef all_sizes, bool is_complex, const MatrixLayout& layout, std::string_view name) {
+  const at::IntArrayRef sizes = matrix_sizes(all_sizes, layout, is_complex, name);
+  Sides sides = resolve_dims(layout, sizes, name);
+  const std::int64_t rows = extent(sizes, sides.rows);
+  const std::int64_t cols = extent(sizes, sides.cols);
+  const bool by_rows = layout.split_dim == 0;
+  const Dims blocks = block_sizes(layout, by_rows ? rows : cols, name);
+  sides.row_blocks = by_rows ? blocks : Dims{rows};
+  sides.col_blocks = by_rows ? Dims{cols} : blocks;
+  return sides;
+}
+
 std::vector<Region> resolve_regions(
     at::IntArrayRef all_sizes, bool is_complex, const MatrixLayout& layout, std::string_view name) {
   const at::IntArrayRef sizes = matrix_sizes(all_sizes, layout, is_complex, name);
-  const Roles roles = resolve_roles(layout, sizes, name);
-  const std::int64_t rows = extent(sizes, roles.rows);
-  const std::int64_t cols = extent(sizes, roles.cols);
+  const Sides sides = resolve_sides(all_sizes, is_complex, layout, name);
+  const std::int64_t rows = extent(sizes, sides.rows);
+  const std::int64_t cols = extent(sizes, sides.cols);
   const bool by_rows = layout.split_dim == 0;
-  const Dims blocks = block_sizes(layout, by_rows ? rows : cols, name);
+  const Dims& blocks = by_rows ? sides.row_blocks : sides.col_blocks;
 
   Region whole;
   whole.is_complex = is_complex || layout.complex_dim;
-  whole.dims = roles.rows;
-  whole.dims.insert(whole.dims.end(), roles.cols.begin(), roles.cols.end());
+  whole.dims = sides.rows;
+  whole.dims.insert(whole.dims.end(), sides.cols.begin(), sides.cols.end());
   for (const std::int64_t dim : whole.dims) {
     whole.sizes.push_back(sizes[static_cast<std::size_t>(dim)]);
   }
@@ -222,28 +228,29 @@ std::vector<Region> resolve_regions(
     whole.dims.push_back(static_cast<std::int64_t>(sizes.size()));
     whole.sizes.push_back(2);
   }
-  whole.batch_dim = roles.batch.empty() ? -1 : roles.batch.back();
+  whole.batch_dim = sides.batch.empty() ? -1 : sides.batch.back();
   whole.start.assign(sizes.size() + (whole.is_complex ? 1 : 0), 0);
   whole.shape = {
-      roles.batch.empty() ? 1 : sizes[static_cast<std::size_t>(roles.batch.back())], rows, cols};
+      sides.batch.empty() ? 1 : sizes[static_cast<std::size_t>(sides.batch.back())], rows, cols};
 
   std::vector<Region> regions;
   std::int64_t first = 0;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     Region block = whole;
+    block.split = b;
     if (blocks.size() > 1) {
-      const Dims& side = by_rows ? roles.rows : roles.cols;
-      narrow(block, sizes, side, by_rows ? 0 : roles.rows.size(), first, blocks[b], name);
+      const Dims& side = by_rows ? sides.rows : sides.cols;
+      narrow(block, sizes, side, by_rows ? 0 : sides.rows.size(), first, blocks[b], name);
       (by_rows ? block.shape.rows : block.shape.cols) = blocks[b];
       (by_rows ? block.first_row : block.column_block) =
           by_rows ? first : static_cast<std::int64_t>(b);
     }
     first += blocks[b];
-    for_each_outer_batch(sizes, roles.batch, [&](const Dims& index) {
+    for_each_outer_batch(sizes, sides.batch, [&](const Dims& index) {
       Region region = block;
       region.batch_index = index;
       for (std::size_t i = 0; i < index.size(); ++i) {
-        region.start[static_cast<std::size_t>(roles.batch[i])] = index[i];
+        region.start[static_cast<std::size_t>(sides.batch[i])] = index[i];
       }
       regions.push_back(std::move(region));
     });
@@ -251,20 +258,31 @@ std::vector<Region> resolve_regions(
   return regions;
 }
 
+Region whole_region(at::IntArrayRef sizes, bool is_complex) {
+  const auto ndim = static_cast<std::int64_t>(sizes.size());
+  Region region;
+  region.dims = range(0, ndim + (is_complex ? 1 : 0));
+  region.sizes = sizes.vec();
+  if (is_complex) {
+    region.sizes.push_back(2);
+  }
+  region.start.assign(region.sizes.size(), 0);
+  const std::int64_t rows = ndim > 1 ? sizes[0] : 1;
+  region.shape = {1, rows, rows == 0 ? 0 : extent(sizes, range(0, ndim)) / rows};
+  region.is_complex = is_complex;
+  return region;
+}
+
 std::vector<std::int64_t> row_statistics_sizes(
     at::IntArrayRef all_sizes, const MatrixLayout& layout, std::string_view name) {
   const at::IntArrayRef sizes = matrix_sizes(all_sizes, layout, false, name);
-  const Roles roles = resolve_roles(layout, sizes, name);
+  const Sides sides = resolve_sides(all_sizes, false, layout, name);
   Dims result;
-  for (const std::int64_t dim : roles.batch) {
+  for (const std::int64_t dim : sides.batch) {
     result.push_back(sizes[static_cast<std::size_t>(dim)]);
   }
-  result.push_back(extent(sizes, roles.rows));
-  const bool by_columns = layout.split_dim == 1;
-  result.push_back(
-      by_columns
-          ? static_cast<std::int64_t>(block_sizes(layout, extent(sizes, roles.cols), name).size())
-          : 1);
+  result.push_back(extent(sizes, sides.rows));
+  result.push_back(static_cast<std::int64_t>(sides.col_blocks.size()));
   return result;
 }
 

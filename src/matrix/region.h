@@ -24,7 +24,22 @@ struct Region {
   std::int64_t first_row = 0;
   std::int64_t column_block = 0;
   std::vector<std::int64_t> batch_index; // along all batch dims but the last
+  std::size_t split = 0; // which block of the split side this is
 };
+
+/// Which tensor dims are the two sides of the matrices, and how they are split.
+struct Sides {
+  std::vector<std::int64_t> batch, rows, cols;
+  std::vector<std::int64_t> row_blocks, col_blocks; // extents; one: not split
+};
+
+/// ValueError naming `name` where the layout does not fit.
+Sides resolve_sides(
+    at::IntArrayRef sizes, bool is_complex, const MatrixLayout& layout, std::string_view name);
+
+/// A tensor as one matrix whose rows are dim 0, whatever its dims: how
+/// elementwise algorithms see a parameter.
+Region whole_region(at::IntArrayRef sizes, bool is_complex);
 
 /// The regions of a tensor of shape `sizes` in block order; ValueError naming
 /// `name` where the layout does not fit. `is_complex`: the dtype is complex.

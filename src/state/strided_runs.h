@@ -10,14 +10,19 @@
 namespace muon::detail {
 
 /// Walks tensors of one shape together, whatever their strides, as runs along
-/// the dim that is innermost in memory for the first of them. Dims that are
-/// adjacent in all tensors are merged: equal dense layouts are a single run.
+/// the dim that is innermost in memory for the first of them, or in the order
+/// of their dims. Dims that are adjacent in all tensors are merged: equal dense
+/// layouts are a single run.
+enum class RunOrder : std::uint8_t { Memory, Dims };
+
 template <std::size_t kTensors>
 class StridedRuns {
  public:
   using Offsets = std::array<std::int64_t, kTensors>;
 
-  explicit StridedRuns(const std::array<const at::Tensor*, kTensors>& tensors) {
+  explicit StridedRuns(
+      const std::array<const at::Tensor*, kTensors>& tensors,
+      RunOrder run_order = RunOrder::Memory) {
     const at::IntArrayRef sizes = tensors[0]->sizes();
     c10::SmallVector<std::size_t, kInlineDims> order;
     for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
@@ -25,9 +30,11 @@ class StridedRuns {
         order.push_back(dim);
       }
     }
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return tensors[0]->strides()[a] > tensors[0]->strides()[b];
-    });
+    if (run_order == RunOrder::Memory) {
+      std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return tensors[0]->strides()[a] > tensors[0]->strides()[b];
+      });
+    }
     for (const std::size_t dim : order) {
       Offsets strides;
       for (std::size_t t = 0; t < kTensors; ++t) {

@@ -144,12 +144,6 @@ def test_h7_a_callable_iteration_is_refused_and_triples_take_its_place():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("state_dtype", "int8"),
-        ("state_dtype", "int4"),
-        ("state_dtype", "fp8"),
-        ("state_dtype", torch.float8_e4m3fn),
-        ("stochastic_rounding", True),
-        ("master", "split"),
         ("offload", True),
         ("differentiable", True),
     ],

@@ -5,13 +5,19 @@
 namespace muon::testing {
 namespace {
 
-// Counts are float32; statistics of rows too, but no narrower than the parameter.
+// As the optimizer would have created it.
 at::ScalarType state_dtype(const StateTensor& slot, at::ScalarType param) {
-  if (slot.like_param) {
-    return param;
+  switch (slot.kind) {
+    case StateTensor::Kind::LikeParam:
+      return param;
+    case StateTensor::Kind::Statistic:
+      return at::promote_types(c10::toRealValueType(param), at::kFloat);
+    case StateTensor::Kind::Step:
+      return at::kFloat;
+    case StateTensor::Kind::Fixed:
+      break;
   }
-  return slot.sizes.empty() ? at::kFloat
-                            : at::promote_types(c10::toRealValueType(param), at::kFloat);
+  return slot.dtype;
 }
 
 } // namespace
@@ -23,7 +29,8 @@ Stepper::Stepper(
     : params_(std::move(params)), hyper_(at::stack(hyper_rows)) {
   for (std::size_t i = 0; i < names.size(); ++i) {
     const GroupSpec& spec = specs.at(static_cast<std::size_t>(groups.at(i)));
-    for (const StateTensor& slot : state_layout(spec, params_[i].sizes(), names[i])) {
+    for (const StateTensor& slot :
+         state_layout(spec, params_[i].sizes(), params_[i].scalar_type(), names[i])) {
       state_.push_back(at::zeros(slot.sizes, state_dtype(slot, params_[i].scalar_type())));
       slots_.emplace_back(names[i], slot.name);
     }
