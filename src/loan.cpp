@@ -65,7 +65,8 @@ std::vector<at::Tensor> Loan::lend(const std::vector<at::Tensor>& tensors, bool 
     return tensors;
   }
   std::vector<at::Tensor> result;
-  const std::size_t slots = tensors.size() / pieces_.size();
+  // The workspace as a whole is one tensor for all pieces.
+  const std::size_t slots = std::max<std::size_t>(1, tensors.size() / pieces_.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& stored = tensors[i];
     const std::size_t piece = i / slots;

@@ -417,6 +417,26 @@ def test_a_stage_that_moves_its_tensors_is_stopped(damage: Any, stage: str) -> N
     assert torch.equal(p.detach(), before)
 
 
+def test_one_call_orthogonalizes_the_matrices_of_several_parameters() -> None:
+    counts = []
+
+    class Counted(libmuon.Algorithm):
+        name = fresh_name()
+
+        def orthogonalize(self, matrices, groups):  # type: ignore[no-untyped-def]
+            counts.append((len(matrices), len(groups)))
+            super().orthogonalize(matrices, groups)
+
+    libmuon.register_algorithm(Counted)
+    ours = make_params((4, 3), (4, 3), (4, 3))
+    theirs = clone(ours)
+    libmuon.Muon(ours, algorithm=Counted.name).step()
+    libmuon.Muon(theirs).step()
+    assert counts == [(3, 3)]
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("whole", [False, True])
 def test_stages_see_flattened_weights_as_matrices(memory_format: Any, whole: bool) -> None:
