@@ -19,6 +19,7 @@
 #include "algorithm/stages.h"
 #include "functional.h"
 #include "state/convert.h"
+#include "state/file.h"
 
 TORCH_LIBRARY(muon, m) {
   m.def("version() -> str");
@@ -35,6 +36,11 @@ TORCH_LIBRARY(muon, m) {
       "Tensor? grad_scale=None, Tensor? found_inf=None, Tensor(c!)? skipped=None) -> ()");
   m.def(
       "muon_(Tensor(a!)[] params, Tensor?[] grads, Tensor(b!)[] momentum_buffers, Tensor hyper, str spec) -> ()");
+
+  // Files of named tensors and texts (src/state/file.h).
+  m.def("write_state_file(str path, str[] names, Tensor[] tensors, Dict(str, str) metadata) -> ()");
+  m.def(
+      "read_state_file(str path, bool needs_checksum) -> (str[] names, Tensor[] tensors, Dict(str, str) metadata)");
 
   // Plans and what a shell asks about them.
   m.def("create_plan(Tensor[] params, int[] groups, str[] specs, str[] names) -> int");
@@ -146,6 +152,40 @@ std::vector<GroupSpec> parse_all(const std::vector<std::string>& texts) {
     specs.push_back(parse_group_spec(text));
   }
   return specs;
+}
+
+using Texts = c10::Dict<std::string, std::string>;
+
+void write_state_file_op(
+    std::string_view path, const std::vector<std::string>& names, at::TensorList tensors,
+    const Texts& metadata) {
+  TORCH_CHECK_VALUE(
+      names.size() == tensors.size(), "muon: expected a name for each of ", tensors.size(),
+      " tensors, got ", names.size());
+  detail::StateFile file;
+  for (const auto& entry : metadata) {
+    file.metadata[entry.key()] = entry.value();
+  }
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    file.tensors.emplace_back(names[i], tensors[i]);
+  }
+  detail::write_state_file(std::string(path), file);
+}
+
+std::tuple<std::vector<std::string>, std::vector<at::Tensor>, Texts> read_state_file_op(
+    std::string_view path, bool needs_checksum) {
+  detail::StateFile file = detail::read_state_file(
+      std::string(path),
+      needs_checksum ? detail::Checksum::Required : detail::Checksum::Optional);
+  std::tuple<std::vector<std::string>, std::vector<at::Tensor>, Texts> result;
+  for (auto& [name, tensor] : file.tensors) {
+    std::get<0>(result).push_back(name);
+    std::get<1>(result).push_back(std::move(tensor));
+  }
+  for (const auto& [key, text] : file.metadata) {
+    std::get<2>(result).insert(key, text);
+  }
+  return result;
 }
 
 std::int64_t create_plan_op(
@@ -317,6 +357,8 @@ TORCH_LIBRARY_IMPL(muon, Meta, m) {
 
 // No tensors among the arguments: one implementation whatever the device.
 TORCH_LIBRARY_IMPL(muon, CompositeExplicitAutograd, m) {
+  m.impl("write_state_file", &write_state_file_op);
+  m.impl("read_state_file", &read_state_file_op);
   m.impl("version", &version_op);
   m.impl("build_info", &build_info_op);
   m.impl("free_plan", &free_plan);

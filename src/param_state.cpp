@@ -1,5 +1,6 @@
 #include "param_state.h"
 
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -164,6 +165,21 @@ at::Tensor adapted(
   return target.copy_(source);
 }
 
+// Another run's remainder and count of roundings may go; anything else is a mistake.
+void check_known(
+    const Tensors& saved, const std::vector<StateTensor>& slots, const MuonOptions& options,
+    std::string_view name) {
+  std::set<std::string> known{kRemainder, "step"};
+  for (const StateTensor& slot : slots) {
+    known.insert({slot.name, scale_key(slot.name)});
+  }
+  for (const auto& [key, tensor] : saved) {
+    TORCH_CHECK_VALUE(
+        known.contains(key), "muon: the saved state has \"", key, "\" for ", name,
+        ", which algorithm \"", options.algorithm(), "\" does not keep with these options");
+  }
+}
+
 bool is_codes(const std::vector<StateTensor>& slots, std::size_t i) {
   return i + 1 < slots.size() && slots[i + 1].name == scale_key(slots[i].name);
 }
@@ -174,6 +190,7 @@ Tensors adapt_state(
     const Tensors& saved, const at::Tensor& param, const MuonOptions& options,
     std::string_view name) {
   const std::vector<StateTensor> slots = state_slots(options, param, name);
+  check_known(saved, slots, options, name);
   Tensors result;
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (is_codes(slots, i)) {

@@ -17,8 +17,6 @@ namespace {
 constexpr std::int64_t kCpuChunkBytes = std::int64_t{8} * 1024 * 1024;
 constexpr std::int64_t kDeviceChunkBytes = std::int64_t{256} * 1024 * 1024;
 
-constexpr const char* kRemainder = "param_remainder";
-
 class PlanTable {
  public:
   static PlanTable& instance() {

@@ -8,5 +8,6 @@
 #include <muon/orthogonalize.h>
 #include <muon/qk_clip.h>
 #include <muon/schedule.h>
+#include <muon/state_file.h>
 #include <muon/step.h>
 #include <muon/version.h>

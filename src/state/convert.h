@@ -12,6 +12,9 @@
 /// a state dict is loaded; a step never does.
 namespace muon::detail {
 
+/// The key of the 16 bits that a split parameter keeps.
+constexpr const char* kRemainder = "param_remainder";
+
 /// The key of the scales of a state's codes.
 inline std::string scale_key(const std::string& key) {
   return key + "_scale";
