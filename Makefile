@@ -16,7 +16,7 @@ export PATH := $(BIN):$(PATH)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
-.PHONY: help setup build demo demo-tune bench-cpu examples
+.PHONY: help setup build demo demo-tune bench-cpu bench-state examples
 .PHONY: test test-cpp test-python test-consumer test-wheel test-clients test-asan test-tsan lint format clean
 
 help: ## this list
@@ -46,6 +46,10 @@ demo-tune: $(BUILD)/build.ninja ## choose the demo's AdamW learning rate
 bench-cpu: $(BUILD)/build.ninja ## compare with torch.optim.Muon, a plain loop and AdamW on this CPU
 	@cmake --build $(BUILD) -j $(JOBS) --target muon_python -- --quiet
 	@python benchmarks/python/bench_cpu.py
+
+bench-state: $(BUILD)/build.ninja ## train the demo's model with int8, int4 and fp8 momentum; bytes, step times, peak memory
+	@cmake --build $(BUILD) -j $(JOBS) --target muon_python -- --quiet
+	@python benchmarks/python/state.py
 
 $(CLIENTS): requirements-clients.txt tools/setup_clients.sh $(SETUP)
 	@bash tools/setup_clients.sh

@@ -46,6 +46,7 @@ TORCH_LIBRARY(muon, m) {
   m.def("create_plan(Tensor[] params, int[] groups, str[] specs, str[] names) -> int");
   m.def("free_plan(int plan) -> ()");
   m.def("explain_plan(int plan) -> str");
+  m.def("workspace_bytes(int plan) -> int");
   // Each text of state_layout is "name kind sizes": kind is "param" (the parameter's strides, dtype by
   // `state_dtype`), "statistic", "step" or a dtype; sizes by commas, "-" for a 0-d tensor. matrix_shapes is (batch, rows, cols)
   // a block, schedule_coefficients (a, b, c) a step.
@@ -175,8 +176,7 @@ void write_state_file_op(
 std::tuple<std::vector<std::string>, std::vector<at::Tensor>, Texts> read_state_file_op(
     std::string_view path, bool needs_checksum) {
   detail::StateFile file = detail::read_state_file(
-      std::string(path),
-      needs_checksum ? detail::Checksum::Required : detail::Checksum::Optional);
+      std::string(path), needs_checksum ? detail::Checksum::Required : detail::Checksum::Optional);
   std::tuple<std::vector<std::string>, std::vector<at::Tensor>, Texts> result;
   for (auto& [name, tensor] : file.tensors) {
     std::get<0>(result).push_back(name);
@@ -331,7 +331,6 @@ void register_device(torch::Library& m) {
   m.impl("qk_clip_", &qk_clip_op);
   m.impl("step_", &step_op);
   m.impl("muon_", &muon_op);
-  m.impl("create_plan", &create_plan_op);
   m.impl("accumulate_", &detail::accumulate_);
   m.impl("orthogonalize_", &detail::orthogonalize_stage_);
   m.impl("normuon_", &detail::normuon_);
@@ -355,14 +354,16 @@ TORCH_LIBRARY_IMPL(muon, Meta, m) {
   m.impl("qk_clip_", &qk_clip_meta);
 }
 
-// No tensors among the arguments: one implementation whatever the device.
+// One implementation whatever the device, also where there are no tensors among the arguments.
 TORCH_LIBRARY_IMPL(muon, CompositeExplicitAutograd, m) {
   m.impl("write_state_file", &write_state_file_op);
   m.impl("read_state_file", &read_state_file_op);
   m.impl("version", &version_op);
   m.impl("build_info", &build_info_op);
+  m.impl("create_plan", &create_plan_op);
   m.impl("free_plan", &free_plan);
   m.impl("explain_plan", &explain_plan);
+  m.impl("workspace_bytes", &workspace_bytes);
   m.impl("state_layout", &state_layout_op);
   m.impl("encode_state", &encode_state_op);
   m.impl("decode_state", &decode_state_op);

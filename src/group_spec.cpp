@@ -107,6 +107,8 @@ void set_option(GroupSpec& spec, std::string_view key, std::string_view value) {
     spec.stochastic_rounding = from_name(kFlag, key, value);
   } else if (key == "split_master") {
     spec.split_master = from_name(kFlag, key, value);
+  } else if (key == "offload") {
+    spec.offload = from_name(kFlag, key, value);
   } else {
     set_layout(spec.layout, key, value);
   }
@@ -202,7 +204,7 @@ std::string to_string(const GroupSpec& spec) {
       << ";amsgrad=" << spec.amsgrad << ";decoupled=" << spec.decoupled
       << ";state_format=" << to_name(kStateFormat, spec.state_format)
       << ";stochastic_rounding=" << spec.stochastic_rounding
-      << ";split_master=" << spec.split_master;
+      << ";split_master=" << spec.split_master << ";offload=" << spec.offload;
   return out.str();
 }
 

@@ -268,7 +268,8 @@ MuonOptions options_from_json(
     for (const auto& [name, value] : *own_members) {
       const auto* flag = value.get_if<bool>();
       options.algorithm_option(
-          name, flag != nullptr ? static_cast<double>(*flag) : Reader(name, value, context).number());
+          name,
+          flag != nullptr ? static_cast<double>(*flag) : Reader(name, value, context).number());
     }
   }
   return options;

@@ -361,6 +361,7 @@ GroupSpec MuonOptions::spec() const {
   spec.state_format = format_of(state_dtype());
   spec.stochastic_rounding = stochastic_rounding();
   spec.split_master = split_master();
+  spec.offload = offload();
   return spec;
 }
 

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/StringUtil.h>
@@ -52,9 +53,19 @@ c10::ScalarType gradient_dtype(const Param& param) {
   }
 }
 
-// A step count lives on the CPU, everything else with the parameter.
-c10::Device slot_device(const StateTensor& slot, const at::Tensor& param) {
-  return slot.kind == StateTensor::Kind::Step ? c10::Device(c10::kCPU) : param.device();
+// A step count lives on the CPU, everything else with the parameter unless it is offloaded.
+c10::Device slot_device(
+    const StateTensor& slot, const at::Tensor& param, const MuonOptions& options) {
+  const bool is_host = slot.kind == StateTensor::Kind::Step || options.offload();
+  return is_host ? c10::Device(c10::kCPU) : param.device();
+}
+
+// Host memory that a GPU reads and writes without a stop.
+at::TensorOptions slot_memory(
+    const StateTensor& slot, const at::Tensor& param, const MuonOptions& options) {
+  const bool is_pinned =
+      options.offload() && param.is_cuda() && slot.kind != StateTensor::Kind::Step;
+  return at::TensorOptions(slot_device(slot, param, options)).pinned_memory(is_pinned);
 }
 
 } // namespace
@@ -78,16 +89,15 @@ std::vector<StateTensor> state_slots(
 at::Tensor create_state(
     const StateTensor& slot, const at::Tensor& param, const MuonOptions& options) {
   const auto zeros = [&](c10::ScalarType dtype) {
-    return at::zeros(slot.sizes, at::TensorOptions(slot_device(slot, param)).dtype(dtype));
+    return at::zeros(slot.sizes, slot_memory(slot, param, options).dtype(dtype));
   };
   switch (slot.kind) {
     case StateTensor::Kind::LikeParam: {
       const auto asked = options.state_dtype();
-      return at::zeros_like(
-          param,
-          !asked                   ? gradient_dtype(param)
-              : param.is_complex() ? c10::toComplexType(*asked)
-                                   : *asked);
+      const c10::ScalarType dtype = !asked ? gradient_dtype(param)
+          : param.is_complex()             ? c10::toComplexType(*asked)
+                                           : *asked;
+      return at::zeros_like(param, slot_memory(slot, param, options).dtype(dtype));
     }
     case StateTensor::Kind::Statistic: // no narrower than its parameter
       return zeros(c10::promoteTypes(c10::kFloat, c10::toRealValueType(param.scalar_type())));
@@ -203,6 +213,20 @@ Tensors adapt_state(
   return result;
 }
 
+namespace {
+
+// The tensor itself where it is in place, else a copy there.
+at::Tensor create_at(
+    const StateTensor& slot, const at::Tensor& param, const MuonOptions& options,
+    const at::Tensor& tensor) {
+  return tensor.device() == slot_device(slot, param, options)
+      ? tensor
+      : at::empty_like(tensor, slot_memory(slot, param, options).dtype(tensor.scalar_type()))
+            .copy_(tensor);
+}
+
+} // namespace
+
 void fit_state(
     MuonParamState& state, const at::Tensor& param, const MuonOptions& options,
     std::string_view name) {
@@ -226,7 +250,7 @@ void fit_state(
     } else if (was_codes) {
       kept[slot.name] = adapted(saved, slot, param, options, name);
     } else if (tensor.sizes() == at::IntArrayRef(slot.sizes)) {
-      kept[slot.name] = tensor.to(slot_device(slot, param));
+      kept[slot.name] = create_at(slot, param, options, tensor);
     }
   }
   state.tensors() = std::move(kept);

@@ -10,6 +10,7 @@
 
 #include "call_stage.h"
 #include "loan.h"
+#include "offload.h"
 #include "state/codec.h"
 #include "step_elementwise.h"
 #include "step_views.h"
@@ -34,8 +35,11 @@ void check_grad(const Step& step, std::int64_t i) {
       " (", name, ")");
 }
 
-bool fits(const StateTensor& expected, const at::Tensor& state, const at::Tensor& param) {
-  if (!state.defined() || state.sizes() != at::IntArrayRef(expected.sizes)) {
+bool fits(
+    const StateTensor& expected, const at::Tensor& state, const at::Tensor& param, bool offload) {
+  const bool is_host = offload || expected.kind == StateTensor::Kind::Step;
+  if (!state.defined() || state.sizes() != at::IntArrayRef(expected.sizes) ||
+      (is_host ? !state.is_cpu() : state.device() != param.device())) {
     return false;
   }
   switch (expected.kind) {
@@ -56,9 +60,10 @@ void check_state(const Step& step, std::int64_t i) {
   for (std::size_t position = 0; position < layout.size(); ++position) {
     const at::Tensor& state = step.state_of(i, position);
     TORCH_CHECK_VALUE(
-        fits(layout[position], state, step.param(i)), "muon: expected state \"",
-        layout[position].name, "\" of shape ", at::IntArrayRef(layout[position].sizes), ", got ",
-        state.scalar_type(), " ", state.sizes(), " (", step.name(i), ")");
+        fits(layout[position], state, step.param(i), step.plan.spec_of(i).offload),
+        "muon: expected state \"", layout[position].name, "\" of shape ",
+        at::IntArrayRef(layout[position].sizes), ", got ", state.scalar_type(), " ", state.sizes(),
+        " on ", state.device(), " (", step.name(i), ")");
   }
 }
 
@@ -131,7 +136,7 @@ struct ChunkRun {
   const Algorithm& algorithm;
   const std::vector<ActivePiece>& active;
   const std::string& spec;
-  ChunkViews views;
+  const ChunkViews& views;
   std::vector<Borrowed> pieces; // for stages of somebody else's
 };
 
@@ -219,23 +224,51 @@ void run_stages(const ChunkRun& run) {
   apply(run, matrices);
 }
 
-void run_chunk(const Step& step, const plan::Chunk& chunk) {
-  const std::vector<ActivePiece> active = active_pieces(step, chunk);
-  if (active.empty()) {
+// A chunk whose state, if it lives in host memory, is on its way.
+struct PreparedChunk {
+  std::vector<ActivePiece> active;
+  OffloadedViews views;
+};
+
+PreparedChunk prepare(const Step& step, const plan::Chunk& chunk) {
+  std::vector<ActivePiece> active = active_pieces(step, chunk);
+  OffloadedViews views(step, active);
+  return {std::move(active), std::move(views)};
+}
+
+void run_chunk(const Step& step, PreparedChunk& chunk) {
+  if (chunk.active.empty()) {
     return;
   }
-  const std::int64_t param = active.front().item->param;
+  const std::int64_t param = chunk.active.front().item->param;
   const Algorithm& algorithm = step.plan.algorithm_of(param);
   try {
     run_stages(
-        {step, algorithm, active, step.plan.spec_text_of(param), make_views(step, active),
-         borrowers(step, active)});
+        {step, algorithm, chunk.active, step.plan.spec_text_of(param), chunk.views.use(),
+         borrowers(step, chunk.active)});
+    chunk.views.store();
   } catch (c10::Error& error) {
     error.add_context(
         c10::str(
             "in a step of algorithm \"", algorithm.name, "\" on ", step.name(param),
-            active.size() > 1 ? " and others" : ""));
+            chunk.active.size() > 1 ? " and others" : ""));
     throw;
+  }
+}
+
+// The state of the next chunk travels while one is computed.
+void run_chunks(const Step& step) {
+  const std::vector<plan::Chunk>& chunks = step.plan.plan.chunks;
+  if (chunks.empty()) {
+    return;
+  }
+  PreparedChunk next = prepare(step, chunks.front());
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    PreparedChunk current = std::move(next);
+    if (i + 1 < chunks.size()) {
+      next = prepare(step, chunks[i + 1]);
+    }
+    run_chunk(step, current);
   }
 }
 
@@ -259,18 +292,18 @@ void step_(
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto plan = detail::find_plan(handle);
   const auto scale = grad_scale.defined() ? std::optional(grad_scale) : std::nullopt;
-  const detail::Step step{*plan, params, grads, state, hyper, scale, skipped};
+  detail::StateStreams offload;
+  const detail::Step step{*plan, params, grads, state, hyper, scale, skipped, offload};
   detail::check(step);
   if (found_inf.defined() && found_inf.item<double>() != 0.0) {
     return;
   }
   detail::count_steps(step);
-  for (const plan::Chunk& chunk : plan->plan.chunks) {
-    detail::run_chunk(step, chunk);
-  }
+  detail::run_chunks(step);
   for (const detail::ElementwiseRun& run : plan->elementwise) {
     detail::run_elementwise(step, run);
   }
+  offload.finish();
 }
 
 } // namespace muon

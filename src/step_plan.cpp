@@ -55,6 +55,7 @@ std::string chunk_kind(
   shared.orthogonalize = spec.orthogonalize;
   shared.batch_size = spec.batch_size;
   shared.state_format = spec.state_format;
+  shared.offload = spec.offload;
   return c10::str(
       param.device(), ' ', workspace_dtype(iteration, is_complex), ' ', to_string(shared));
 }
@@ -183,14 +184,13 @@ PlanHandle create_plan(
   }
   std::vector<plan::Item> items;
   std::size_t state = 0;
-  bool on_cpu = true;
   for (std::size_t i = 0; i < params.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     TORCH_CHECK_VALUE(
         groups[i] >= 0 && groups[i] < static_cast<std::int64_t>(specs.size()),
         "muon: expected a group below ", specs.size(), ", got ", groups[i], " (", names[i], ")");
     detail::check_param(params[i], names[i]);
-    on_cpu = on_cpu && params[i].is_cpu();
+    result->on_cpu = result->on_cpu && params[i].is_cpu();
     const Algorithm& algorithm = result->algorithm_of(index);
     result->sizes.push_back(params[i].sizes().vec());
     result->first_state.push_back(state);
@@ -211,7 +211,7 @@ PlanHandle create_plan(
     }
   }
   result->plan = plan::build_plan(
-      std::move(items), on_cpu ? detail::kCpuChunkBytes : detail::kDeviceChunkBytes);
+      std::move(items), result->on_cpu ? detail::kCpuChunkBytes : detail::kDeviceChunkBytes);
   return detail::PlanTable::instance().add(std::move(result));
 }
 
@@ -227,6 +227,22 @@ std::string explain_plan(PlanHandle handle) {
         c10::str("elementwise: ", run.params.size(), " parameters, ", run.algorithm->name, '\n');
   }
   return text;
+}
+
+std::int64_t workspace_bytes(PlanHandle handle) {
+  const auto plan = detail::find_plan(handle);
+  std::int64_t largest = 0;
+  for (const plan::Chunk& chunk : plan->plan.chunks) {
+    const plan::Item& item = plan->plan.items[static_cast<std::size_t>(chunk.pieces.front().item)];
+    const std::int64_t n = std::min(item.rows, item.cols);
+    const std::int64_t square = item.bytes_per_matrix / std::max(item.rows, item.cols) * n;
+    // A CPU iterates one matrix after the other, with five squares of at most float64 beside it.
+    const std::int64_t beside = plan->on_cpu
+        ? item.bytes_per_matrix + 10 * square
+        : chunk.matrices * (item.bytes_per_matrix + 3 * square);
+    largest = std::max(largest, chunk.matrices * item.bytes_per_matrix + beside);
+  }
+  return largest;
 }
 
 std::vector<StateTensor> state_layout(

@@ -63,6 +63,7 @@ struct StepPlan {
   plan::Plan plan;
   std::vector<ElementwiseRun> elementwise;
   std::int64_t hyper_width = Hyper::kCount; // columns of hyper
+  bool on_cpu = true;
 
   const GroupSpec& spec_of(std::int64_t param) const {
     return specs[static_cast<std::size_t>(groups[static_cast<std::size_t>(param)])];

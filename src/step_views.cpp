@@ -36,6 +36,16 @@ StateView view_state(const Step& step, const ActivePiece& piece, const SlotPlace
   return {state, {}};
 }
 
+StateView view_remainder(const Step& step, const ActivePiece& piece) {
+  const std::int64_t param = piece.item->param;
+  const auto position = step.plan.rounding_of(param).remainder;
+  if (!position) {
+    return {};
+  }
+  const at::Tensor& low = step.state_of(param, *position);
+  return {region_view(low, piece.item->region, piece.first, piece.count), {}};
+}
+
 at::Tensor allocate_workspace(const Step& step, const std::vector<ActivePiece>& active) {
   const MatrixItem& item = *active.front().item;
   const at::Tensor& param = step.param(item.param);
@@ -91,6 +101,7 @@ ChunkViews make_views(const Step& step, const std::vector<ActivePiece>& active) 
     for (const SlotPlace& slot : step.plan.slots_of(param)) {
       views.state.push_back(view_state(step, piece, slot));
     }
+    views.remainders.push_back(view_remainder(step, piece));
     views.groups.push_back(step.group(param));
     views.factors.push_back(piece.item->factor);
   }
@@ -180,16 +191,12 @@ void PlainState::store() const {
 
 WideParams::WideParams(
     const Step& step, const std::vector<ActivePiece>& active, const ChunkViews& views)
-    : step_(step), active_(active), params_(views.params) {
+    : step_(step), active_(active), views_(views) {
   for (std::size_t i = 0; i < active.size(); ++i) {
-    const ActivePiece& piece = active[i];
-    const std::int64_t param = piece.item->param;
-    const RoundingPlace& rounding = step.plan.rounding_of(param);
-    at::Tensor wide = params_[i];
-    if (rounding.remainder) {
-      const at::Tensor low = step.state_of(param, *rounding.remainder);
-      wide = join_halves(wide, region_view(low, piece.item->region, piece.first, piece.count));
-    } else if (rounding.step) {
+    at::Tensor wide = views.params[i];
+    if (views.remainders[i].plain.defined()) {
+      wide = join_halves(wide, views.remainders[i].plain);
+    } else if (step.plan.rounding_of(active[i].item->param).step) {
       wide =
           wide.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
     }
@@ -200,18 +207,15 @@ WideParams::WideParams(
 void WideParams::store_one(std::size_t i) const {
   const ActivePiece& piece = active_[i];
   const std::int64_t param = piece.item->param;
-  const RoundingPlace& rounding = step_.plan.rounding_of(param);
-  if (rounding.remainder) {
-    const at::Tensor low = step_.state_of(param, *rounding.remainder);
-    split_halves_(
-        tensors_[i], params_[i], region_view(low, piece.item->region, piece.first, piece.count));
-  } else if (rounding.step) {
-    const auto steps =
-        static_cast<std::int64_t>(step_.state_of(param, *rounding.step).item<float>());
+  const at::Tensor& target = views_.params[i];
+  if (views_.remainders[i].plain.defined()) {
+    split_halves_(tensors_[i], target, views_.remainders[i].plain);
+  } else if (const auto step = step_.plan.rounding_of(param).step) {
+    const auto steps = static_cast<std::int64_t>(step_.state_of(param, *step).item<float>());
     const std::int64_t first = piece.item->first_value +
-        piece.first * (params_[i].numel() / std::max<std::int64_t>(piece.count, 1));
+        piece.first * (target.numel() / std::max<std::int64_t>(piece.count, 1));
     round_stochastically_(
-        tensors_[i], params_[i], rounding_seed(param, steps, piece.item->ordinal), first);
+        tensors_[i], target, rounding_seed(param, steps, piece.item->ordinal), first);
   }
 }
 

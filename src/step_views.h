@@ -11,6 +11,8 @@
 /// What one step works on: its tensors, and the views of them that the stages see.
 namespace muon::detail {
 
+class StateStreams;
+
 /// The tensors of one step beside its plan.
 struct Step {
   const StepPlan& plan;
@@ -20,6 +22,7 @@ struct Step {
   const at::Tensor& hyper;
   std::optional<at::Tensor> grad_scale;
   at::Tensor skipped; // int64 a parameter, or undefined
+  StateStreams& offload;
 
   const at::Tensor& param(std::int64_t i) const {
     return params[static_cast<std::size_t>(i)];
@@ -74,6 +77,7 @@ struct StateView {
 struct ChunkViews {
   std::vector<at::Tensor> params, grads; // [batch, rows..., cols..., (2)], real
   std::vector<StateView> state; // every slot of a piece
+  std::vector<StateView> remainders; // of a split parameter's piece; else undefined
   std::vector<std::int64_t> groups;
   std::vector<double> factors;
 
@@ -134,7 +138,7 @@ class WideParams {
 
   const Step& step_;
   const std::vector<ActivePiece>& active_;
-  const std::vector<at::Tensor>& params_;
+  const ChunkViews& views_;
   std::vector<at::Tensor> tensors_;
 };
 

@@ -85,6 +85,7 @@ using AlgorithmOptions = std::map<std::string, double>;
   OPTION(run, std::optional<c10::ScalarType>, state_dtype, std::nullopt)                           \
   OPTION(run, bool, stochastic_rounding, false)       /* of bfloat16 parameters */                 \
   OPTION(run, bool, split_master, false)              /* they keep 16 bits more: float32 steps */  \
+  OPTION(run, bool, offload, false)                   /* state lives in host memory */             \
   OPTION(run, Form, form, Form::Auto)                                                              \
   OPTION(run, std::int64_t, batch_size, 0)            /* matrices a batch at most; 0: by bytes */  \
   OPTION(note, std::vector<std::string>, param_names, {})  /* one a parameter, or none */          \

@@ -68,6 +68,7 @@ struct MUON_API GroupSpec {
   StateFormat state_format = StateFormat::Plain;
   bool stochastic_rounding = false; ///< of bfloat16 parameters
   bool split_master = false; ///< bfloat16 parameters keep 16 more bits: float32
+  bool offload = false; ///< state lives in host memory
 };
 
 /// The text form in which a spec crosses the op boundary, "key=value;...":
@@ -79,7 +80,8 @@ struct MUON_API GroupSpec {
 ///   compute_dtype=auto|float64|float32|bfloat16|float16;
 ///   form=auto|standard|gram|gram_x_restart; batch_size=<k>;
 ///   nonfinite=propagate|skip; amsgrad, decoupled=0|1;
-///   state_format=plain|int8|int4|fp8; stochastic_rounding, split_master=0|1.
+///   state_format=plain|int8|int4|fp8; stochastic_rounding, split_master,
+///   offload=0|1.
 /// Missing keys keep their defaults; `normalization` and `norm_factor` override
 /// the schedule's. Unknown keys and bad values are a ValueError naming them.
 MUON_API GroupSpec parse_group_spec(std::string_view text);
@@ -101,6 +103,10 @@ MUON_API void free_plan(PlanHandle plan);
 
 /// One line a chunk: which matrices, which form, what it costs.
 MUON_API std::string explain_plan(PlanHandle plan);
+
+/// Bytes that a step takes beyond parameters, gradients and state: its largest
+/// batch of matrices and what the iteration keeps beside it, an upper estimate.
+MUON_API std::int64_t workspace_bytes(PlanHandle plan);
 
 /// One tensor of the state that a spec keeps for a parameter.
 struct MUON_API StateTensor {

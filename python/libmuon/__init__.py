@@ -9,6 +9,7 @@ from libmuon.clip import qk_clip_
 from libmuon.functional import orthogonalize, schedules, step_
 from libmuon.groups import group_parameters
 from libmuon.optimizer import Muon
+from libmuon.state_file import load_state, save_state
 from libmuon.trainer import MuonFactory
 
 __version__: str = _torch.ops.muon.version()
@@ -21,10 +22,12 @@ __all__ = [
     "__version__",
     "cmake_prefix_path",
     "group_parameters",
+    "load_state",
     "orthogonalize",
     "qk_clip_",
     "register_algorithm",
     "registered_algorithms",
+    "save_state",
     "schedules",
     "step_",
 ]

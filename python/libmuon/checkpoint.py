@@ -83,7 +83,8 @@ def loaded_entry(
     slots = {slot.name: slot for slot in state_slots(spec, param, name)}
     kept = {key for key in entry if scale_key(key) in entry or scale_key(key) in slots}
     required = slots.keys() - {scale_key(key) for key in kept} - _begins_as_zero(group, slots)
-    unknown = entry.keys() - slots.keys() - {scale_key(key) for key in kept} - {REMAINDER}
+    # Another run's remainder and count of roundings may go.
+    unknown = entry.keys() - slots.keys() - {scale_key(key) for key in kept} - {REMAINDER, "step"}
     if unknown or not required <= entry.keys():
         raise ValueError(
             f"loaded state dict has state {sorted(entry)} for {name}, expected {sorted(slots)} "
@@ -94,9 +95,9 @@ def loaded_entry(
     for key, slot in slots.items():
         if key in loaded:
             continue
-        target = slot.create(param, state_dtype(group, param))
+        target = slot.create(param, state_dtype(group, param), group["offload"])
         if scale_key(key) in slots:
-            scales = slots[scale_key(key)].create(param, torch.float32)
+            scales = slots[scale_key(key)].create(param, torch.float32, group["offload"])
             loaded |= _loaded_codes(key, name, param, spec, values, (target, scales))
         elif key in kept:
             plain = _decoded(key, name, param, spec, values)
@@ -154,11 +155,6 @@ def _decoded(key: str, name: str, param: Tensor, spec: str, values: Mapping[str,
     if scale_key(key) not in values:
         expected = torch.empty_like(param, device="meta")
         _check_fits(key, name, expected, values[key])
-        if not (values[key].is_floating_point() or values[key].is_complex()):
-            raise ValueError(
-                f"loaded state dict has {values[key].dtype} codes as {key} of {name}, but no "
-                f"{scale_key(key)}"
-            )
         return values[key]
     plain: Tensor = torch.ops.muon.decode_state(
         values[key], values[scale_key(key)], spec, list(param.shape), param.is_complex(), name
@@ -180,7 +176,11 @@ def _filled(key: str, name: str, target: Tensor, saved: Tensor) -> Tensor:
 
 
 def _check_fits(key: str, name: str, target: Tensor, saved: Tensor) -> None:
-    is_code = not (target.is_floating_point() or target.is_complex())
+    is_code = not _is_plain(target)
+    if not (is_code or key == "step" or _is_plain(saved)):
+        raise ValueError(
+            f"loaded state dict has {saved.dtype} codes as {key} of {name}, but no {scale_key(key)}"
+        )
     if (
         saved.shape != target.shape
         or saved.is_complex() != target.is_complex()
@@ -190,3 +190,8 @@ def _check_fits(key: str, name: str, target: Tensor, saved: Tensor) -> None:
             f"loaded state dict has {key} of shape {tuple(saved.shape)} and {saved.dtype} "
             f"for {name}, expected {tuple(target.shape)} and {target.dtype}"
         )
+
+
+def _is_plain(saved: Tensor) -> bool:
+    """Whether entries are numbers, not codes."""
+    return saved.is_complex() or (saved.is_floating_point() and saved.element_size() > 1)

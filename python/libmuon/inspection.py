@@ -15,6 +15,7 @@ from libmuon.convert.detect import candidates
 from libmuon.convert.files import find_state_dict, model_names, read_file
 from libmuon.convert.formats import coded_keys, decoded, is_packed
 from libmuon.convert.model import ConversionError, table
+from libmuon.convert.write import default_options
 from libmuon.optimizer import StateDict
 from libmuon.options import Group
 from libmuon.spec import scale_key
@@ -29,7 +30,7 @@ def inspect_file(path: str | os.PathLike[str], key: str | None = None) -> str:
     bytes, format, the norm of its finite entries and how many are not finite, then totals.
 
     Args:
-        path: what torch.save has written.
+        path: what torch.save or `libmuon.save_state` has written.
         key: where in it the state dict is.
 
     Raises:
@@ -46,6 +47,8 @@ def inspect_file(path: str | os.PathLike[str], key: str | None = None) -> str:
         rows = [_Row("", name, value, _format(value), value) for name, value in model.items()]
         return "\n".join(["contents  a model's state dict", "", *_tensors(rows)])
     lines = [f"contents  {_title(state_dict)}"]
+    if "param_shapes" in state_dict:
+        lines.append(f"format    {state_dict['format']}, version {state_dict['version']}")
     if place:
         lines.append(f"found at  {place}")
     lines += ["", *_groups(state_dict), "", *_tensors(list(_state(state_dict)))]
@@ -109,7 +112,7 @@ def _plain(group: Group, key: str, entry: Mapping[str, Any], name: str) -> Tenso
         sizes = list(codes.shape)
         if is_packed(codes):  # an odd last column was filled up with zeros
             sizes[-1] *= 2
-        return decoded(group, key, entry, tuple(sizes), name)
+        return decoded({**default_options(), **group}, key, entry, tuple(sizes), name)
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError):
         return None
 
@@ -166,7 +169,7 @@ def _norm(value: Tensor) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("file", metavar="FILE", help="a checkpoint that torch.save has written")
+    parser.add_argument("file", metavar="FILE", help="a checkpoint, or a libmuon state file")
     parser.add_argument("--key", help="where in it the state dict is, such as optimizer_states.0")
 
 

@@ -13,6 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from libmuon import checkpoint
 from libmuon.describe import describe_groups, effective_lrs
+from libmuon.memory import Memory, memory_of
 from libmuon.options import (
     Group,
     check_defaults,
@@ -94,7 +95,8 @@ class Muon(torch.optim.Optimizer):
             down at random, so that they are exact on average; the numbers depend on step, parameter
             and entry alone.
         master: "split" keeps 16 more bits of each bfloat16 entry in the state: float32 steps.
-        offload: reserved; only its default is accepted.
+        offload: the state lives in host memory (pinned, beside a GPU) and travels through the
+            device piece by piece while others are computed.
     """
 
     _step_supports_amp_scaling = True
@@ -253,9 +255,12 @@ class Muon(torch.optim.Optimizer):
             entry = self.state[param]
             for slot in slots:
                 tensor = entry.get(slot.name)
+                offload = self.param_groups[group]["offload"]
                 if tensor is None:
                     dtype = dtype_of_state(self.param_groups[group], param)
-                    tensor = entry[slot.name] = slot.create(param, dtype)
+                    tensor = entry[slot.name] = slot.create(param, dtype, offload)
+                elif offload or tensor.device != param.device:
+                    tensor = entry[slot.name] = slot.placed(tensor, param, offload)
                 flat.append(tensor)
         return flat
 
@@ -311,6 +316,11 @@ class Muon(torch.optim.Optimizer):
             return {}
         counts = zip(self._plan.names, self._skipped.tolist(), strict=True)
         return {name: count for name, count in counts if count}
+
+    def memory(self) -> Memory:
+        """How many bytes state, scales, remainders and the workspace of a step take, by group."""
+        plan, params = self._current_plan()
+        return memory_of(self.param_groups, plan, params, self.state)
 
     def effective_lr(self, param: Tensor) -> list[float]:
         """The product lr * lr_multiplier * shape factor of each matrix shape in `param`.

@@ -52,7 +52,7 @@ CHECKS: dict[str, checks.Check] = {
     "deterministic": checks.optional(checks.flag),
     "stochastic_rounding": checks.flag,
     "master": checks.optional(checks.choice("split")),
-    "offload": checks.only(False, "the state lives where the parameters live"),
+    "offload": checks.flag,
 }
 
 # Options of single algorithms: never in the optimizer's defaults, where OneCycleLR would take

@@ -39,6 +39,7 @@ SPEC_OPTIONS = (
     "state_dtype",
     "stochastic_rounding",
     "master",
+    "offload",
 )
 # What is read at every step; the first ones may be tensors.
 _TENSOR_OPTIONS = ("lr", "weight_decay", "momentum")
@@ -100,6 +101,8 @@ def _storage(group: Group) -> dict[str, Any]:
         items["stochastic_rounding"] = True
     if group.get("master") == "split":
         items["split_master"] = True
+    if group.get("offload"):
+        items["offload"] = True
     return items
 
 
@@ -184,17 +187,33 @@ class Slot(NamedTuple):
         """Whether its dtype follows `state_dtype`."""
         return self.kind == "param"
 
-    def create(self, param: Tensor, dtype: torch.dtype) -> Tensor:
-        """The slot's initial value, zero."""
-        if self.kind == "param":
-            return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    def create(self, param: Tensor, dtype: torch.dtype, offload: bool = False) -> Tensor:
+        """The slot's initial value, zero; in host memory with `offload`, pinned beside a GPU."""
         if self.kind == "step":
             return torch.zeros((), dtype=torch.float32)
+        device = torch.device("cpu") if offload else param.device
+        pin = offload and param.is_cuda
+        if self.kind == "param":
+            return torch.zeros_like(
+                param,
+                dtype=dtype,
+                device=device,
+                pin_memory=pin,
+                memory_format=torch.preserve_format,
+            )
         if self.kind == "statistic":
             dtype = torch.promote_types(torch.float32, param.dtype.to_real())
         else:
             dtype = getattr(torch, self.kind)
-        return torch.zeros(self.sizes, dtype=dtype, device=param.device)
+        return torch.zeros(self.sizes, dtype=dtype, device=device, pin_memory=pin)
+
+    def placed(self, tensor: Tensor, param: Tensor, offload: bool) -> Tensor:
+        """The tensor itself where it lives where `create` would put it, else a copy there."""
+        device = torch.device("cpu") if offload or self.kind == "step" else param.device
+        if tensor.device == device:
+            return tensor
+        pin = offload and param.is_cuda and self.kind != "step"
+        return torch.empty_like(tensor, device=device, pin_memory=pin).copy_(tensor)
 
 
 REMAINDER = "param_remainder"

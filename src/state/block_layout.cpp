@@ -142,7 +142,13 @@ BlockState block_view(
     first_byte += code_bytes(format, layout.segments[i]);
     first_block += block_count(layout.segments[i]);
   }
-  const std::int64_t length = layout.segments[segment];
+  std::int64_t length = layout.segments[segment];
+  if (layout.lead.empty() && !region.sizes.empty()) { // a vector, or a slice of it in whole blocks
+    const std::int64_t inner = region.is_complex ? 2 : 1;
+    first_byte = code_bytes(format, region.start[0] * inner);
+    first_block = block_count(region.start[0] * inner);
+    length = region.sizes[0] * inner;
+  }
   const auto compact = [&](const at::Tensor& tensor, std::int64_t begin, std::int64_t size) {
     return compact_view(layout, tensor, region, first, count, begin, size);
   };

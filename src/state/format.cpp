@@ -15,7 +15,7 @@ namespace muon::detail {
 namespace {
 
 constexpr float kInt8Codes = 127.0F;
-constexpr float kInt4Codes = 7.0F;
+constexpr float kInt4Codes = 15.0F; // of blocks without negative values
 constexpr float kFp8Largest = 448.0F;
 
 struct BlockRange {
@@ -60,6 +60,18 @@ MUON_TARGET_CLONES void square_values(
   }
 }
 
+MUON_TARGET_CLONES void level_codes(
+    const float* __restrict values, std::int64_t n, float scale, std::int8_t* __restrict out) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float ratio = std::fabs(values[i]) / scale;
+    std::int32_t code = 0;
+    for (const float middle : kInt4Middles) {
+      code += ratio > middle ? 1 : 0;
+    }
+    out[i] = static_cast<std::int8_t>(values[i] < 0.0F ? -code : code);
+  }
+}
+
 MUON_TARGET_CLONES void pack(
     const std::int8_t* __restrict codes, std::int64_t pairs, std::uint8_t* __restrict packed) {
   for (std::int64_t i = 0; i < pairs; ++i) {
@@ -67,12 +79,43 @@ MUON_TARGET_CLONES void pack(
   }
 }
 
+// Nibbles as they are: 0 .. 15.
 MUON_TARGET_CLONES void unpack(
     const std::uint8_t* __restrict packed, std::int64_t pairs, std::int8_t* __restrict codes) {
   for (std::int64_t i = 0; i < pairs; ++i) {
-    codes[2 * i] = static_cast<std::int8_t>(((packed[i] & 0xF) ^ 8) - 8);
-    codes[2 * i + 1] = static_cast<std::int8_t>(((packed[i] >> 4) ^ 8) - 8);
+    codes[2 * i] = static_cast<std::int8_t>(packed[i] & 0xF);
+    codes[2 * i + 1] = static_cast<std::int8_t>(packed[i] >> 4);
   }
+}
+
+void int4_values(const std::uint8_t* packed, std::int64_t n, float scale, float* values) {
+  std::int8_t codes[kBlock];
+  unpack(packed, (n + 1) / 2, codes);
+  if (std::signbit(scale)) {
+    square_values(codes, n, -scale / (kInt4Codes * kInt4Codes), values);
+    return;
+  }
+  std::array<float, 16> table{}; // by the nibble of -7 .. 7
+  for (std::size_t code = 0; code < kInt4Levels.size(); ++code) {
+    table[code] = scale * kInt4Levels[code];
+    table[(16 - code) % 16] = code == 0 ? table[0] : -table[code];
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    values[i] = table[static_cast<std::size_t>(codes[i])];
+  }
+}
+
+// Returns the scale.
+float int4_codes(
+    const float* values, std::int64_t n, float scale, bool has_negative, std::uint8_t* packed) {
+  std::int8_t codes[kBlock] = {};
+  if (has_negative) {
+    level_codes(values, n, scale, codes);
+  } else {
+    square_codes(values, n, scale, kInt4Codes, 1, codes);
+  }
+  pack(codes, (n + 1) / 2, packed);
+  return has_negative ? scale : -scale;
 }
 
 // Rounds to the nearest float8_e4m3fn, ties to even; |v| <= 448.
@@ -120,9 +163,7 @@ void decode_block(
     return;
   }
   if (format == StateFormat::Int4) {
-    std::int8_t unpacked[kBlock];
-    unpack(codes, (n + 1) / 2, unpacked);
-    square_values(unpacked, n, scale / (kInt4Codes * kInt4Codes), values);
+    int4_values(codes, n, scale, values);
     return;
   }
   square_values(
@@ -141,9 +182,7 @@ float encode_block(StateFormat format, const float* values, std::int64_t n, std:
   if (format == StateFormat::Fp8) {
     fp8_codes(values, n, scale, static_cast<std::uint8_t>(smallest), codes);
   } else if (format == StateFormat::Int4) {
-    std::int8_t unpacked[kBlock] = {};
-    square_codes(values, n, scale, kInt4Codes, smallest, unpacked);
-    pack(unpacked, (n + 1) / 2, codes);
+    return int4_codes(values, n, scale, range.has_negative, codes);
   } else {
     square_codes(values, n, scale, kInt8Codes, smallest, reinterpret_cast<std::int8_t*>(codes));
   }

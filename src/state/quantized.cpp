@@ -6,8 +6,11 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/signbit.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "state/block_rows.h"
 
@@ -26,26 +29,68 @@ struct RowSizes {
   }
 };
 
-double largest_code(StateFormat format) {
-  return format == StateFormat::Int8 ? 127.0 : 7.0;
+// |v| / s q^2, the code whose square is nearest.
+at::Tensor nearest_square(const at::Tensor& ratio, double largest) {
+  const at::Tensor square = ratio.abs() * (largest * largest);
+  const at::Tensor below = square.sqrt().floor();
+  return below + (square > below * below + below + 0.5).to(at::kFloat);
+}
+
+at::Tensor nearest_level(const at::Tensor& ratio) {
+  at::Tensor code = at::zeros_like(ratio);
+  for (const float middle : kInt4Middles) {
+    code += (ratio.abs() > middle).to(at::kFloat);
+  }
+  return code;
+}
+
+at::Tensor level_of(const at::Tensor& nibbles) {
+  std::vector<float> table(16, 0.0F);
+  for (std::size_t code = 1; code < kInt4Levels.size(); ++code) {
+    table[code] = kInt4Levels[code];
+    table[16 - code] = -kInt4Levels[code];
+  }
+  return at::tensor(table)
+      .to(nibbles.device())
+      .index_select(0, nibbles.flatten())
+      .view(nibbles.sizes());
 }
 
 // The same numbers as decode_blocks, by operators of any device.
 at::Tensor decode_any(const BlockState& state, const RowSizes& sizes) {
-  at::Tensor codes = state.codes.reshape({sizes.rows, -1});
+  const at::Tensor codes = state.codes.reshape({sizes.rows, -1});
+  const at::Tensor scale = state.scales.reshape({sizes.rows, -1})
+                               .repeat_interleave(kBlock, 1)
+                               .narrow(1, 0, sizes.length);
   if (state.format == StateFormat::Int4) {
-    const at::Tensor nibbles =
-        at::stack({codes.bitwise_and(0xF), codes.bitwise_right_shift(4)}, -1);
-    codes = nibbles.flatten(1).narrow(1, 0, sizes.length).bitwise_xor(8).to(at::kChar) - 8;
+    const at::Tensor nibbles = at::stack({codes.bitwise_and(0xF), codes.bitwise_right_shift(4)}, -1)
+                                   .flatten(1)
+                                   .narrow(1, 0, sizes.length)
+                                   .to(at::kLong);
+    const at::Tensor squares = (nibbles * nibbles).to(at::kFloat) * (-scale / 225.0);
+    return at::where(at::signbit(scale), squares, level_of(nibbles) * scale);
   }
-  at::Tensor values = codes.to(at::kFloat);
-  at::Tensor unit = state.scales.reshape({sizes.rows, -1});
-  if (state.format != StateFormat::Fp8) {
-    const double largest = largest_code(state.format);
-    values = values * values.abs();
-    unit = unit / (largest * largest);
+  const at::Tensor values = codes.to(at::kFloat);
+  return state.format == StateFormat::Fp8 ? values * scale
+                                          : values * values.abs() * (scale / (127.0 * 127.0));
+}
+
+// Codes as bytes, one a value, of [rows, blocks, kBlock].
+at::Tensor codes_any(
+    StateFormat format, const at::Tensor& ratio, const at::Tensor& is_positive_block) {
+  const at::Tensor smallest = (ratio > 0).logical_and(is_positive_block);
+  if (format == StateFormat::Fp8) {
+    return ratio.clamp(-448.0, 448.0)
+        .to(at::ScalarType::Float8_e4m3fn)
+        .view(at::kByte)
+        .maximum(smallest.to(at::kByte));
   }
-  return values * unit.repeat_interleave(kBlock, 1).narrow(1, 0, sizes.length);
+  const bool is_int8 = format == StateFormat::Int8;
+  const at::Tensor squares =
+      nearest_square(ratio, is_int8 ? 127.0 : 15.0).maximum(smallest.to(at::kFloat));
+  const at::Tensor code =
+      is_int8 ? squares : at::where(is_positive_block, squares, nearest_level(ratio));
+  return at::where(ratio < 0, -code, code).to(at::kChar).view(at::kByte);
 }
 
 void encode_any_(const BlockState& state, const at::Tensor& values, const RowSizes& sizes) {
@@ -54,29 +99,18 @@ void encode_any_(const BlockState& state, const at::Tensor& values, const RowSiz
   const at::Tensor padded = at::constant_pad_nd(rows, {0, blocks * kBlock - sizes.length})
                                 .view({sizes.rows, blocks, kBlock});
   at::Tensor scale = padded.abs().amax(-1, true);
-  const at::Tensor smallest = (padded >= 0).all(-1, true); // code of a positive value
+  const at::Tensor is_positive = at::signbit(padded).logical_not().all(-1, true);
   const at::Tensor is_finite = at::isfinite(scale);
   if (state.format == StateFormat::Fp8) {
     scale = scale / 448.0;
   }
   const at::Tensor is_used = is_finite.logical_and(scale >= std::numeric_limits<float>::min());
   const at::Tensor ratio = at::where(is_used, padded / scale, 0.0);
-  at::Tensor codes;
-  if (state.format == StateFormat::Fp8) {
-    codes = ratio.clamp(-448.0, 448.0).to(at::ScalarType::Float8_e4m3fn).view(at::kByte);
-    codes = codes.maximum((padded > 0).logical_and(smallest).to(at::kByte));
-  } else {
-    const double largest = largest_code(state.format);
-    const at::Tensor square = ratio.abs() * (largest * largest);
-    const at::Tensor below = square.sqrt().floor();
-    const at::Tensor nearest = below + (square > below * below + below + 0.5).to(at::kFloat);
-    const at::Tensor code = nearest.maximum((padded > 0).logical_and(smallest).to(at::kFloat));
-    codes = at::where(ratio < 0, -code, code).to(at::kChar).view(at::kByte);
-  }
-  codes = codes.view({sizes.rows, -1});
+  at::Tensor codes = codes_any(state.format, ratio, is_positive).view({sizes.rows, -1});
   if (state.format == StateFormat::Int4) {
     const at::Tensor pairs = codes.bitwise_and(0xF).view({sizes.rows, -1, 2});
     codes = pairs.select(2, 0).bitwise_or(pairs.select(2, 1).bitwise_left_shift(4));
+    scale = at::where(is_positive, -scale, scale);
   }
   const std::int64_t bytes = code_bytes(state.format, sizes.length);
   state.codes.view(at::kByte).copy_(codes.narrow(1, 0, bytes).reshape(state.codes.sizes()));

@@ -38,6 +38,7 @@ MuonOptions unusual() {
       .state_dtype(at::ScalarType::Int4)
       .stochastic_rounding(true)
       .split_master(true)
+      .offload(true)
       .form(Form::Gram)
       .nonfinite(NonFinite::Skip)
       .batch_size(3)

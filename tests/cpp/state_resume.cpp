@@ -26,7 +26,8 @@ const std::map<std::string, c10::ScalarType> kStateDtypes = {
 muon::MuonOptions make_options(
     const std::string& algorithm, const std::string& state_dtype, const std::string& rounding) {
   muon::MuonOptions options(0.02);
-  options.algorithm(algorithm);
+  // What Python's constructor gives to every algorithm.
+  options.algorithm(algorithm).weight_decay(0.1).eps(1e-7);
   if (state_dtype != "None") {
     options.state_dtype(kStateDtypes.at(state_dtype));
   }

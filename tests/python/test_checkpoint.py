@@ -338,3 +338,56 @@ def test_weights_only_loading_is_enough():
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
     assert_same(torch.load(file, weights_only=True), optimizer.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ({}, {"momentum_buffer"}),
+        ({"algorithm": "normuon"}, {"momentum_buffer", "variance_neuron"}),
+        ({"algorithm": "adamw"}, {"exp_avg", "exp_avg_sq", "step"}),
+        ({"state_dtype": "int4"}, {"momentum_buffer", "momentum_buffer_scale"}),
+        ({"stochastic_rounding": True}, {"momentum_buffer", "step"}),
+        ({"master": "split"}, {"momentum_buffer", "param_remainder"}),
+    ],
+)
+def test_e1_state_keys_are_the_documented_ones(options, keys):
+    param = torch.zeros(4, 6, dtype=torch.bfloat16).requires_grad_()
+    optimizer = libmuon.Muon([param], **options)
+    assert set(optimizer.state_dict()["state"][0]) == keys
+
+
+def test_e7_schedules_resume_from_the_base_rate_of_each_group():
+    def build(model):
+        matrices, vectors = {"params": [model.first.weight]}, {"params": [model.first.bias]}
+        optimizer = libmuon.Muon(
+            [matrices | {"lr": 0.02}, vectors | {"algorithm": "adamw", "lr": 0.001}]
+        )
+        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+    model = Model()
+    optimizer, schedule = build(model)
+    for _ in range(4):
+        optimizer.step()
+        schedule.step()
+    other, resumed = build(Model())
+    other.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(schedule.state_dict())
+    for _ in range(4):
+        for o, s in ((optimizer, schedule), (other, resumed)):
+            o.step()
+            s.step()
+        rates = [[g["lr"] for g in o.param_groups] for o in (optimizer, other)]
+        assert rates[0] == rates[1]
+    assert resumed.base_lrs == [0.02, 0.001]
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        optimizer.add_param_group({"params": [model.first.weight]})
+
+
+def test_e9_one_state_dict_holds_matrices_and_the_rest():
+    _, optimizer = trained()
+    saved = snapshot(optimizer)
+    assert {group["algorithm"] for group in saved["param_groups"]} == {"muon", "adamw"}
+    _, other = trained(steps=0)
+    other.load_state_dict(saved)
+    assert_same(other.state_dict(), saved)

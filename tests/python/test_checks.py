@@ -144,7 +144,6 @@ def test_h7_a_callable_iteration_is_refused_and_triples_take_its_place():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("offload", True),
         ("differentiable", True),
     ],
 )

@@ -7,13 +7,15 @@ import io
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import libmuon
 import pytest
 import torch
 from converted import arguments, go_on, largest, load, same
 from libmuon.__main__ import main
-from libmuon.convert import convert_state_dict
+from libmuon.convert import build_optimizer, convert_state_dict
+from torch import nn
 
 
 class Result(NamedTuple):
@@ -189,3 +191,104 @@ def test_wrong_arguments_are_errors(
     assert result.returncode == status
     assert text in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_state_file_is_written_read_and_loaded(tmp_path: Path) -> None:
+    (path,) = checkpoints(tmp_path, "muonium")
+    names = ("--model-names", tmp_path / "names.txt", "--model-names", path)
+    plain, out, again = (tmp_path / name for name in ("out.pt", "out.safetensors", "again.pt"))
+    for target in (plain, out):
+        result = convert(path, "--to", "libmuon", *names, "-o", target)
+        assert result.returncode == 0, result.stderr
+    expected = torch.load(plain, weights_only=True)
+    fixture = load("muonium")
+    weights = zip(fixture["names"], fixture["weights"].values(), strict=True)
+    optimizer = build_optimizer(expected, [(name, nn.Parameter(w)) for name, w in weights])
+    wanted = optimizer.state_dict()
+    optimizer.state.clear()
+    for group in optimizer.param_groups:
+        group["lr"] = 7.0
+    libmuon.load_state(optimizer, out)
+    assert same(optimizer.state_dict()["state"], wanted["state"])
+    assert [g["lr"] for g in optimizer.param_groups] == [g["lr"] for g in wanted["param_groups"]]
+
+    result = convert(out, "--to", "libmuon", "--rename", "*=module.*", "-o", again)
+    assert result.returncode == 0, result.stderr
+    renamed = torch.load(again, weights_only=True)
+    assert [group["param_names"] for group in renamed["param_groups"]] == [
+        [f"module.{name}" for name in group["param_names"]] for group in expected["param_groups"]
+    ]
+    assert same(renamed["state"], expected["state"])
+
+
+@pytest.mark.filterwarnings("ignore:bfloat16 parameters")
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"state_dtype": "int4"},
+        {"master": "split"},
+        {"stochastic_rounding": True},
+        {"state_dtype": "fp8", "master": "split"},
+        {"state_dtype": "int8", "stochastic_rounding": True},
+    ],
+)
+def test_a_state_file_keeps_its_formats_through_a_renaming(
+    tmp_path: Path, run: dict[str, Any]
+) -> None:
+    p = nn.Parameter(torch.randn(4, 7).bfloat16())
+    frozen = nn.Parameter(torch.randn(3, 2), requires_grad=False)
+    optimizer = libmuon.Muon([("w", p), ("frozen", frozen)], **run)
+    p.grad = torch.randn_like(p)
+    optimizer.step()
+    path, out = tmp_path / "state.safetensors", tmp_path / "renamed.safetensors"
+    libmuon.save_state(optimizer, path)
+    result = convert(path, "--to", "libmuon", "--rename", "*=module.*", "-o", out)
+    assert result.returncode == 0, result.stderr
+    assert "module.w       (4, 7)  group 0  muon" in result.stdout
+    other = libmuon.Muon([("module.frozen", frozen), ("module.w", p)], **run)
+    libmuon.load_state(other, out)
+    assert same(dict(other.state[p]), dict(optimizer.state[p]))
+
+
+def test_a_state_file_is_for_libmuon_and_says_shapes(tmp_path: Path) -> None:
+    (path,) = checkpoints(tmp_path, "keller")
+    out = tmp_path / "out.safetensors"
+    names = ("--model-names", "bias,a,b,conv", "--allow-partial")
+    refused = convert(path, "--to", "torch", *names, "-o", out)
+    assert refused.returncode == 1
+    assert "would be a state file, which torch's optimizers do not load" in refused.stderr
+    frozen = [("w", nn.Parameter(torch.ones(3, 2))), ("v", nn.Parameter(torch.ones(3, 2)))]
+    theirs = torch.optim.Muon(frozen)
+    frozen[0][1].grad = torch.ones(3, 2)
+    theirs.step()
+    torch.save(theirs.state_dict(), path)
+    refused = convert(path, "--to", "libmuon", "-o", out)
+    assert refused.returncode == 1
+    assert "the shape of 'v', which a state file says, is not known" in refused.stderr
+    assert not out.exists()
+
+
+def test_a_damaged_state_file_and_a_models_safetensors_are_told_apart(tmp_path: Path) -> None:
+    path, model = tmp_path / "state", tmp_path / "model.safetensors"
+    p = nn.Parameter(torch.randn(4, 3))
+    libmuon.save_state(libmuon.Muon([("w", p)]), path)  # known by its contents, not its name
+    assert convert(path, "--to", "libmuon", "--dry-run").returncode == 0
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    result = convert(path, "--to", "libmuon", "--dry-run")
+    assert result.returncode == 1
+    assert "do not match their checksum" in result.stderr
+    of_tomorrow = {"format": "libmuon state", "version": "2"}
+    torch.ops.muon.write_state_file(str(path), ["w"], [p.detach()], of_tomorrow)
+    result = convert(path, "--to", "libmuon", "--dry-run")
+    assert "its version is '2', and this libmuon reads version '1'" in result.stderr
+    torch.ops.muon.write_state_file(str(model), ["w"], [p.detach()], {"format": "pt"})
+    theirs = torch.optim.Muon([p])
+    p.grad = torch.ones_like(p)
+    theirs.step()
+    torch.save(theirs.state_dict(), tmp_path / "old.pt")
+    old = (tmp_path / "old.pt", "--to", "libmuon", "--model-names", model, "--dry-run")
+    result = convert(*old)
+    assert result.returncode == 0, result.stderr
+    assert "names are the model's" in result.stdout

@@ -169,7 +169,7 @@ def test_option_table_lists_every_option_with_its_default():
     for options in ALGORITHM_OPTIONS.values():
         expected |= options
     expected = {name: value for name, value in expected.items() if name in GROUP_CHECKS}
-    refused = {"differentiable", "offload"}
+    refused = {"differentiable"}
     assert documented.keys() == expected.keys() - refused
     for name, value in documented.items():
         assert eval(value) == expected[name], name

@@ -162,3 +162,36 @@ def test_the_command_prints_it_or_says_what_is_wrong(
         captured = capsys.readouterr()
         assert captured.err.startswith("error: ")
         assert captured.out == ""
+
+
+@pytest.mark.parametrize("state_dtype", [None, "int4"])
+def test_a_state_file_shows_what_a_checkpoint_of_the_run_shows(
+    tmp_path: Path, state_dtype: str | None
+) -> None:
+    p = nn.Parameter(torch.randn(6, 131))
+    opt = libmuon.Muon([("w", p)], lr=0.25, state_dtype=state_dtype)
+    p.grad = torch.randn_like(p)
+    opt.step()
+    path = tmp_path / "state.safetensors"
+    libmuon.save_state(opt, path)
+    text = inspect_file(path)
+    assert text.splitlines()[:5] == [
+        "contents  optimizer state of libmuon.Muon",
+        "format    libmuon state, version 1",
+        "",
+        "group 0: 1 parameters",
+        "  lr=0.25",
+    ]
+    assert sorted(rows(text)) == sorted(rows(inspect_file(saved(tmp_path, opt.state_dict()))))
+    assert ("  state_dtype='int4'" in text.splitlines()) == (state_dtype == "int4")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ConversionError, match="cannot read state file"):
+        inspect_file(path)
+
+
+def test_a_models_safetensors_is_shown_too(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    torch.ops.muon.write_state_file(str(path), ["weight"], [torch.full((2, 3), 2.0)], {})
+    text = inspect_file(path)
+    assert text.startswith("contents  a model's state dict\n")
+    assert ["weight", "(2,", "3)", "float32", "24", "plain", "4.89898", "0"] in rows(text)

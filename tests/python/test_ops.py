@@ -1,11 +1,15 @@
 """Every op of libmuon: its schema tells the truth, and compilers may rely on it."""
 
+import tempfile
+from pathlib import Path
+
 import libmuon
 import pytest
 import torch
 from torch.library import opcheck
 
 OPS = torch.ops.muon
+FILE = str(Path(tempfile.mkdtemp()) / "file.safetensors")
 SPEC = "algorithm=muon"
 ALL = {
     name.removeprefix("muon::").split(".")[0]
@@ -62,6 +66,9 @@ def calls(plan):
         ("create_plan", (params, [0, 0], [SPEC], ["a", "b"]), {}),
         ("free_plan", (-1,), {}),
         ("explain_plan", (plan,), {}),
+        ("workspace_bytes", (plan,), {}),
+        ("write_state_file", (FILE, ["a"], [torch.ones(2)], {"format": "test"}), {}),
+        ("read_state_file", (FILE, True), {}),
         ("state_layout", ("algorithm=normuon", [4, 6], torch.float32, "a"), {}),
         ("encode_state", (torch.randn(4, 6), SPEC + ";state_format=int4", "a"), {}),
         (

@@ -13,10 +13,10 @@ from torch import Tensor
 FORMATS = ("int8", "int4", "fp8")
 BLOCK = 128
 # Half the widest gap between two codes' values, as a part of the block's largest value: between the
-# two largest squares of int8 and int4, and between 416 and 448 of fp8.
+# two largest squares of int8, the two largest levels of int4, and between 416 and 448 of fp8.
 HALF_GAP = {
     "int8": (127**2 - 126**2) / 2 / 127**2,
-    "int4": (7**2 - 6**2) / 2 / 7**2,
+    "int4": (1 - 0.735) / 2,
     "fp8": 16 / 448,
 }
 ROUNDING = 1e-6  # of the float32 arithmetic around the codes

@@ -12,13 +12,18 @@ from libmuon.convert.conversion import convert_state_dict
 from libmuon.convert.files import find_state_dict, model_names, read_file
 from libmuon.convert.model import ConversionError
 from libmuon.convert.sources import SOURCES
-from libmuon.convert.write import save
+from libmuon.convert.write import is_state_file, save
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="a checkpoint; or those of all ranks")
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a checkpoint or a libmuon state file; or all ranks'",
+    )
     add("--to", required=True, choices=("libmuon", "torch"), help="whose state dict to write")
     add("--from", dest="source", choices=sorted(SOURCES), help="whose it is; default: by its keys")
     add("--key", help="where in the checkpoint the optimizer is, such as optimizer_states.0")
@@ -44,7 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--momentum-form", default="keep", choices=("keep", "ema", "heavy_ball"))
     add("--allow-partial", action="store_true", help="leave out what cannot be converted")
     add("--dry-run", action="store_true", help="print the report and write nothing")
-    add("-o", "--output", metavar="OUT", help="the file to write")
+    add(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="the file to write; a state file if it ends in .safetensors",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,6 +77,11 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ConversionError(f"{arguments.output} is the file to read; write to another one")
     if any(not path.resolve().parent.is_dir() for path in given):
         raise ConversionError(f"there is no folder {given[0].resolve().parent} to write to")
+    if arguments.to == "torch" and any(map(is_state_file, given)):
+        raise ConversionError(
+            f"{arguments.output} would be a state file, which torch's optimizers do not load; give "
+            "it another ending, such as .pt"
+        )
     names, shapes = _names(arguments.model_names)
     matrices = arguments.matrices
     if matrices is not None and len(matrices) == 1:
@@ -89,7 +104,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     print(report)
     if arguments.output is not None and not arguments.dry_run:
-        save(converted, arguments.output)
+        save(converted, arguments.output, report)
         print(f"\nwritten to {arguments.output}")
     return 0
 

@@ -143,11 +143,13 @@ def _read(
     reader = detect(groups, states, source)
     parameters: list[Parameter] = []
     entries: list[Mapping[str, Any]] = []
+    known = state_dict.get("param_shapes")  # libmuon's own file says them
     for index, group in enumerate(groups):
         for position, param_id in enumerate(group["params"]):
             entry = state_dict["state"].get(param_id, {})
             entries.append(entry)
-            parameters.append(Parameter(index, position, len(parameters), shape=_shape(entry)))
+            shape = _shape(entry) if known is None else known[len(parameters)]
+            parameters.append(Parameter(index, position, len(parameters), shape=shape))
     remarks = named(parameters, groups, names, shapes)
     from_model = shapes is not None or isinstance(names, Mapping)
     for parameter, entry in zip(parameters, entries, strict=True):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from libmuon import state_file
 from libmuon.convert.model import ConversionError, listed
 from libmuon.optimizer import StateDict
 
@@ -19,11 +20,14 @@ _DEPTH = 4
 def read_file(path: str | os.PathLike[str]) -> Any:
     """What torch.save has written: tensors, numbers, texts and plain containers, on the CPU.
 
-    Nothing else is unpickled, so that a file cannot run code.
+    Nothing else is unpickled, so that a file cannot run code. A file of `libmuon.save_state` comes
+    as a state dict, another safetensors file as names and tensors.
 
     Raises:
         ConversionError: if the file is damaged, of another kind, or holds other objects.
     """
+    if _is_safetensors(path):
+        return _read_safetensors(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -36,6 +40,28 @@ def read_file(path: str | os.PathLike[str]) -> Any:
         raise ConversionError(
             f"{os.fspath(path)}: cannot be read: {str(error).splitlines()[0][:200]}"
         ) from None
+
+
+def _is_safetensors(path: str | os.PathLike[str]) -> bool:
+    """By the name, or by the brace behind the header's length; torch.save's archives are zips."""
+    with open(path, "rb") as file:
+        head = file.read(9)
+    is_json = head[8:] == b"{" and not head.startswith(b"PK")
+    return is_json or os.fsdecode(path).endswith(state_file.SUFFIX)
+
+
+def _read_safetensors(path: str | os.PathLike[str]) -> Any:
+    try:
+        try:
+            return state_file.read_state_file(path).state_dict()
+        except ValueError as error:
+            text = os.fsdecode(path)
+            names, tensors, metadata = torch.ops.muon.read_state_file(text, False)
+            if metadata.get("format") == state_file.FORMAT:
+                raise error from None
+            return dict(zip(names, tensors, strict=True))
+    except ValueError as error:
+        raise ConversionError(str(error)) from None
 
 
 def is_state_dict(value: Any) -> bool:

@@ -10,18 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from libmuon import state_file
 from libmuon.convert.formats import coded_keys
 from libmuon.convert.model import ConversionError, Parameter, Report, Shape, listed
 from libmuon.optimizer import Muon, StateDict
 from libmuon.options import Group, normalize_group
 from libmuon.spec import Slot, spec_text, state_slots
+from libmuon.state_text import SavedParameter
 
 
-def save(state_dict: StateDict, path: str | os.PathLike[str]) -> None:
-    """Writes a state dict with torch.save; `torch.load(path, weights_only=True)` reads it.
+def save(state_dict: StateDict, path: str | os.PathLike[str], report: Report) -> None:
+    """Writes a state dict, as a state file if the name ends so, else with torch.save.
 
-    The file is whole or not there: it gets its name when all of it is written.
+    What torch.save writes, `torch.load(path, weights_only=True)` reads. The file is whole or not
+    there: it gets its name when all of it is written.
+
+    Raises:
+        ConversionError: for a state file, if the shape of a parameter is not known.
     """
+    if is_state_file(path):
+        _save_state_file(state_dict, path, report)
+        return
     unfinished = f"{os.fspath(path)}.unfinished"
     try:
         torch.save(state_dict, unfinished)
@@ -31,8 +40,44 @@ def save(state_dict: StateDict, path: str | os.PathLike[str]) -> None:
             os.remove(unfinished)
 
 
+def is_state_file(path: str | os.PathLike[str]) -> bool:
+    """Whether `save` writes a file for `libmuon.load_state`."""
+    return os.fsdecode(path).endswith(state_file.SUFFIX)
+
+
+def _save_state_file(state_dict: StateDict, path: str | os.PathLike[str], report: Report) -> None:
+    entries = iter([entry for entry in report.entries if entry.group is not None])
+    groups, state = state_dict["param_groups"], state_dict["state"]
+    params: list[list[SavedParameter]] = []
+    for group in groups:
+        members = group["params"]
+        names = group.get("param_names") or [None] * len(members)
+        params.append([])
+        for param_id, name in zip(members, names, strict=True):
+            entry = next(entries)
+            if entry.shape is None:
+                raise ConversionError(
+                    f"the shape of {entry.name!r}, which a state file says, is not known: give a "
+                    "model's state dict as the names",
+                    report,
+                )
+            dtype = _dtype(state.get(param_id, {}))
+            params[-1].append(SavedParameter(name, tuple(entry.shape), dtype))
+    state_file.write_state_file(path, groups, params, state)
+
+
+def _dtype(entry: dict[str, Tensor]) -> str:
+    """The parameter's dtype as far as its state tells; a load does not depend on it."""
+    coded = coded_keys(entry)
+    for key, value in entry.items():
+        if key not in coded and key in ("momentum_buffer", "exp_avg"):
+            return str(value.dtype).removeprefix("torch.")
+    return "float32"
+
+
 @cache
-def _defaults() -> Group:
+def default_options() -> Group:
+    """Every option with the default of `libmuon.Muon`."""
     return Muon([torch.zeros(1, 1, requires_grad=True)]).defaults
 
 
@@ -46,7 +91,7 @@ def complete_group(members: Sequence[Parameter]) -> Group:
     first = next((parameter for parameter in members if parameter.group >= 0), members[0])
     given = {**first.metadata, **first.options, "algorithm": first.algorithm}
     try:
-        return normalize_group(given, _defaults())
+        return normalize_group(given, default_options())
     except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
         raise ConversionError(f"the options of {first.label!r} are refused: {error}") from None
 
@@ -79,7 +124,7 @@ _SAME = {"adjust_lr_fn": ("original",), "norm_factor": (1.0,)}
 
 def describe(group: Group, members: Sequence[Parameter]) -> str:
     """A group in one line: its algorithm, what differs from libmuon's defaults, its members."""
-    usual = normalize_group({"algorithm": group["algorithm"]}, _defaults())
+    usual = normalize_group({"algorithm": group["algorithm"]}, default_options())
     skipped = ("algorithm", "params", "param_names", "lr", "weight_decay")
     own = {
         k: v
@@ -104,7 +149,10 @@ def _fitted(group: Group, parameter: Parameter) -> dict[str, Tensor]:
     shape = parameter.shape
     if shape is None:  # the state of its own has given one, unless it is 0-d
         shape = max((tuple(v.shape) for v in parameter.state.values()), key=len)
-    meta = torch.empty(shape, device="meta")
+    # Only bfloat16 parameters have a remainder or a count of roundings.
+    rounds = group["master"] is not None or group["stochastic_rounding"]
+    dtype = torch.bfloat16 if rounds else torch.float32
+    meta = torch.empty(shape, dtype=dtype, device="meta")
     try:
         slots = state_slots(spec_text(group), meta, parameter.label)
     except (ValueError, RuntimeError) as error:
