@@ -158,7 +158,7 @@ void adapt_codes(
 at::Tensor adapted(
     const Tensors& saved, const StateTensor& slot, const at::Tensor& param,
     const MuonOptions& options, std::string_view name) {
-  const at::Tensor target = create_state(slot, param, options);
+  at::Tensor target = create_state(slot, param, options);
   if (slot.kind == StateTensor::Kind::LikeParam) {
     return target.copy_(plain_values(saved, slot.name, param, options.spec(), name));
   }

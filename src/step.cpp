@@ -264,6 +264,7 @@ void run_chunks(const Step& step) {
   }
   PreparedChunk next = prepare(step, chunks.front());
   for (std::size_t i = 0; i < chunks.size(); ++i) {
+    // NOLINTNEXTLINE(bugprone-use-after-move): assigned anew before the next turn
     PreparedChunk current = std::move(next);
     if (i + 1 < chunks.size()) {
       next = prepare(step, chunks[i + 1]);

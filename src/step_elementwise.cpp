@@ -40,7 +40,7 @@ void update_stored(
 }
 
 // Values of a parameter that are decoded or widened at a time.
-constexpr std::int64_t kSlice = std::int64_t{1} << 19;
+constexpr std::int64_t kSlice = 512 * 1024;
 
 // libmuon's own algorithms are blind to where a parameter is cut, along its
 // first dim; others get all of it.

@@ -16,8 +16,8 @@ namespace muon::detail {
 /// Values of a strided tensor in the order of its dims, run by run.
 class ValueRuns {
  public:
-  explicit ValueRuns(const at::Tensor& tensor)
-      : tensor_(tensor), runs_({&tensor_}, RunOrder::Dims) {}
+  explicit ValueRuns(at::Tensor tensor)
+      : tensor_(std::move(tensor)), runs_({&tensor_}, RunOrder::Dims) {}
 
   /// Values begin .. begin + n: a pointer into the tensor or into `buffer`.
   template <typename Compute>

@@ -52,6 +52,7 @@ MUON_TARGET_CLONES void square_codes(
   }
 }
 
+// NOLINTBEGIN(bugprone-signed-bitwise, bugprone-signed-char-misuse): codes are small integers
 MUON_TARGET_CLONES void square_values(
     const std::int8_t* __restrict codes, std::int64_t n, float unit, float* __restrict out) {
   for (std::int64_t i = 0; i < n; ++i) {
@@ -104,6 +105,8 @@ void int4_values(const std::uint8_t* packed, std::int64_t n, float scale, float*
     values[i] = table[static_cast<std::size_t>(codes[i])];
   }
 }
+
+// NOLINTEND(bugprone-signed-bitwise, bugprone-signed-char-misuse)
 
 // Returns the scale.
 float int4_codes(
