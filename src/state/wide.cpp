@@ -19,6 +19,7 @@ constexpr std::uint32_t kFirstFactor = 0x7FEB352D;
 constexpr std::uint32_t kSecondFactor = 0x846CA68B;
 constexpr std::int64_t kMask = 0xFFFFFFFF;
 
+// NOLINTBEGIN(bugprone-signed-bitwise): bits of unsigned numbers, shifted by constants
 // A permutation of 32-bit numbers whose results look random: an avalanche of
 // xor-shifts and odd factors.
 MUON_ALWAYS_INLINE std::uint32_t mixed(std::uint32_t x) {
@@ -133,5 +134,7 @@ std::uint64_t rounding_seed(std::int64_t param, std::int64_t step, std::int64_t 
   };
   return (std::uint64_t{half(0x9E3779B9)} << 32) | half(0x85EBCA6B);
 }
+
+// NOLINTEND(bugprone-signed-bitwise)
 
 } // namespace muon::detail
