@@ -182,11 +182,6 @@ class Slot(NamedTuple):
     kind: str
     sizes: tuple[int, ...]
 
-    @property
-    def like_param(self) -> bool:
-        """Whether its dtype follows `state_dtype`."""
-        return self.kind == "param"
-
     def create(self, param: Tensor, dtype: torch.dtype, offload: bool = False) -> Tensor:
         """The slot's initial value, zero; in host memory with `offload`, pinned beside a GPU."""
         if self.kind == "step":

@@ -175,6 +175,21 @@ def test_option_table_lists_every_option_with_its_default():
         assert eval(value) == expected[name], name
 
 
+def test_table_of_state_formats_holds():
+    """Columns: format, largest error of a block's largest value, error of Gaussian blocks."""
+    values = torch.randn(4096, 128)
+    largest = values.abs().amax(1, keepdim=True)
+    for name, limit, typical in table("docs/numerics.md", "format"):
+        spec = f"algorithm=muon;state_format={name.strip('`')}"
+        codes, scales = torch.ops.muon.encode_state(values, spec, "x")
+        shape = list(values.shape)
+        error = torch.ops.muon.decode_state(codes, scales, spec, shape, False, "x") - values
+        bound, relative = (float(cell.removesuffix(" %")) / 100 for cell in (limit, typical))
+        # The table has two digits.
+        assert (error.abs() / largest).max() <= bound * 1.05
+        assert (error.norm() / values.norm()).item() == pytest.approx(relative, rel=0.05)
+
+
 def polynomial(x: torch.Tensor, rows: Any) -> torch.Tensor:
     for a, b, c in rows:
         x = a * x + b * x**3 + c * x**5

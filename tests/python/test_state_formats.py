@@ -352,3 +352,24 @@ def test_algorithms_of_ones_own_see_numbers(format_name: str, whole: str) -> Non
     assert (seen[0] == 0).all()
     assert (seen[1] == 2).all()
     assert opt.state[p]["second"].dtype not in (torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("master", [None, "split"])
+def test_a_long_vector_is_cut_without_a_trace(format_name: str, master: str | None) -> None:
+    # More than two slices of 2^19 values; the pieces are whole blocks.
+    dtype = torch.bfloat16 if master else torch.float32
+    whole = make(1_200_000, dtype=dtype)
+    pieces = [p.clone().requires_grad_() for p in whole.detach().split(BLOCK * 1000)]
+    gradients = whole.grad.split(BLOCK * 1000)  # type: ignore[union-attr]
+    options = {"state_dtype": format_name, "master": master, "algorithm": "adamw"}
+    opts = [libmuon.Muon([whole], **options), libmuon.Muon(pieces, **options)]
+    for piece, gradient in zip(pieces, gradients, strict=True):
+        piece.grad = gradient.clone()
+    for _ in range(2):
+        for opt in opts:
+            opt.step()
+    assert torch.equal(whole, torch.cat(pieces))
+    for key in ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale"):
+        parts = torch.cat([bits(opts[1].state[p][key]) for p in pieces])
+        assert torch.equal(bits(opts[0].state[whole][key]), parts)

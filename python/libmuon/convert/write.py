@@ -171,7 +171,7 @@ def _fitted(group: Group, parameter: Parameter) -> dict[str, Tensor]:
 
 
 def _slot_shape(slot: Slot, shape: Shape) -> Shape:
-    return shape if slot.like_param else slot.sizes
+    return shape if slot.kind == "param" else slot.sizes
 
 
 def _reshaped(slot: Slot, value: Tensor, shape: Shape, parameter: Parameter) -> Tensor:
@@ -182,7 +182,7 @@ def _reshaped(slot: Slot, value: Tensor, shape: Shape, parameter: Parameter) -> 
     if value.numel() != torch.Size(wanted).numel():
         parameter.problems.append(f"{slot.name} has shape {tuple(value.shape)}, expected {wanted}")
         return torch.zeros(wanted)
-    if slot.like_param:
+    if slot.kind == "param":
         rows = value.shape[0] if value.dim() else 0
         if rows != shape[0] and value.shape[-2:] != torch.Size(shape[-2:]):
             parameter.problems.append(
