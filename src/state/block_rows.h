@@ -5,10 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/Parallel.h>
-
 #include "state/block_layout.h"
 #include "state/codec.h"
+#include "state/parts.h"
 #include "state/strided_runs.h"
 
 namespace muon::detail {
@@ -180,20 +179,13 @@ class BlockCodec {
 template <typename Visit>
 void for_each_unit(const std::vector<BlockRows>& pieces, const Visit& visit) {
   constexpr std::int64_t kGrain = 32; // units: 32768 values
-  std::vector<std::int64_t> ends;
-  std::int64_t total = 0;
+  std::vector<std::int64_t> sizes;
   for (const BlockRows& piece : pieces) {
-    total += piece.units();
-    ends.push_back(total);
+    sizes.push_back(piece.units());
   }
-  at::parallel_for(0, total, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    auto piece =
-        static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
-    for (std::int64_t at = begin; at < end; ++at) {
-      while (at >= ends[piece]) {
-        ++piece;
-      }
-      visit(piece, pieces[piece].unit(at - ends[piece] + pieces[piece].units()));
+  for_each_part(sizes, kGrain, [&](std::size_t piece, std::int64_t first, std::int64_t last) {
+    for (std::int64_t unit = first; unit < last; ++unit) {
+      visit(piece, pieces[piece].unit(unit));
     }
   });
 }

@@ -106,8 +106,6 @@ void int4_values(const std::uint8_t* packed, std::int64_t n, float scale, float*
   }
 }
 
-// NOLINTEND(bugprone-signed-bitwise, bugprone-signed-char-misuse)
-
 // Returns the scale.
 float int4_codes(
     const float* values, std::int64_t n, float scale, bool has_negative, std::uint8_t* packed) {
@@ -191,6 +189,8 @@ float encode_block(StateFormat format, const float* values, std::int64_t n, std:
   }
   return scale;
 }
+
+// NOLINTEND(bugprone-signed-bitwise, bugprone-signed-char-misuse)
 
 } // namespace
 
